@@ -210,7 +210,8 @@ inline constexpr Assumption kKeysTransposed = {
 
 inline constexpr Assumption kOwnScale = {
     "own_scale",
-    "The scale of its scores is its own, learned or that of cosines, and not "
+    "The scale of its scores is its own, learned, stated or that of cosines, "
+    "and not "
     "judged.",
     "nn.MultiheadAttention divides them by the square root of the head width.",
     "its scores are meant to have a scale of their own"};

@@ -34,6 +34,7 @@ class Constructor:
         self._subject, self._roles = subject, roles
         self._parameters = list(parameters)
         self._text = source_of(subject.target.__init__)
+        self._first: set[str] = set()  # axes of matrices by heads
 
     def roles(self) -> dict[str, str | None]:
         """All roles, with what the text says, the first that it says of an argument."""
@@ -43,6 +44,7 @@ class Constructor:
             "dropout": self._for_dropout,
             "epsilon": self._for_epsilon,
             "slope": self._for_slope,
+            "head_dim": self._for_matrices,
             "embed_dim": self._for_widths,
             "window": self._for_window,
             "max_length": self._for_table,
@@ -96,8 +98,16 @@ class Constructor:
         """How many rows a learned table has: of distances, mostly."""
         return self._unknown(re.findall(r"\bEmbedding\(\s*(\w+)\s*,", self._text))
 
+    def _for_matrices(self) -> list[str]:
+        """How wide heads are, of matrices by heads, (model, heads, dim), whose first
+        axis has no name that says so."""
+        made = re.findall(r"\(\s*(\w+)\s*,\s*(\w+)\s*,\s*(\w+)\s*\)", self._text)
+        heads = [n for n, role in self._roles.items() if role == "num_heads"]
+        self._first = {a for a, b, c in made if b in heads and self._unknown([a])}
+        return [c for a, _, c in made if a in self._first and c in self._roles]
+
     def _for_widths(self) -> list[str]:
-        return [*self._for_width(), *self._for_inputs()]
+        return [*self._first, *self._for_width(), *self._for_inputs()]
 
     def _for_inputs(self) -> list[str]:
         """Widths by default that matrices read, as of spectra: `nn.Linear(n_mels, dim)`."""

@@ -35,12 +35,9 @@ def weight(name: str, case: Case) -> object:
         return layer
     shape = (columns, rows) if case.style.out_in else (rows, columns)
     if case.style.by_heads:
-        width, is_out = sizes.head_dim, "o" in name.lower().strip("w_")
-        shape = (
-            (columns // width, width, rows)
-            if is_out
-            else (columns // width, rows, width)
-        )
+        heads, width = columns // sizes.head_dim, sizes.head_dim
+        is_out = "o" in name.lower().strip("w_") and not case.style.out_in
+        shape = (heads, width, rows) if is_out else (heads, rows, width)
     return normal(*shape) / rows**0.5
 
 

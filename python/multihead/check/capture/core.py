@@ -27,6 +27,7 @@ _JOINS = {"cat", "stack"}
 _LEAST = -1e4  # no weight is, and what blocks scores mostly
 # What comes between a product and its softmax in attention without mask and bias.
 _NO_BIAS = {*_SAME, *_SCALES, *_SOFTMAX, "amax", "max", "sub", "sub_"}
+_ACTIVATIONS = {"relu", "gelu", "silu", "tanh", "sigmoid", "elu", "leaky_relu"}
 _SEQUENCES = frozenset(("query", "key", "value"))
 # What makes queries and keys of inputs, whose scale is not theirs.
 _LAYERS = {*_PRODUCTS, "convolution", "native_layer_norm", "embedding"}
@@ -140,6 +141,9 @@ class Cores:
     _shifted: set[int] = field(default_factory=set)
     # Whether what comes of the contexts was multiplied by such numbers.
     is_turned: bool = False
+    # Whether what comes of the contexts went through an activation, or met what was
+    # projected, as the queries that a set transformer adds.
+    has_layers: bool = False
     # Whether weights, behind their softmax, were filled as scores are.
     fills_weights: bool = False
     # What they add up to where they are summed with.
@@ -162,6 +166,9 @@ class Cores:
         if depth := self._depth(operands):
             self._behind |= {storage(result): depth for result in results}
             self.is_turned |= name == "mul" and _meets_positions(operands, recorder)
+            self.has_layers |= name.rstrip("_") in _ACTIVATIONS or (
+                name in ("add", "add_") and self._meets_projected(operands, recorder)
+            )
         if name.startswith("_scaled_dot_product") and len(operands) >= 3:
             self._note_fused(operands[:3], results[0], kwargs.get("scale"), recorder)
             return
@@ -329,6 +336,13 @@ class Cores:
     def are_several(self) -> bool:
         """Whether they are those of several attentions, as of a block."""
         return len(attentions(self.found)) > 1
+
+    def _meets_projected(self, operands: list[Tensor], recorder) -> bool:
+        """Whether one of these comes of an input by a matrix, and of no context."""
+        others = [t for t in operands if storage(t) not in self._behind]
+        return any(
+            recorder.origin(t).inputs and recorder.origin(t).weights for t in others
+        )
 
     def reaches(self, out: Tensor) -> bool:
         """Whether what the heads returned has a part in it."""

@@ -63,7 +63,9 @@ def _answers(run: Run, one: Core) -> list[str]:
     more = ["keys beside those of its sequence"] * (_slots(run, one) > 0)
     shifted = ["what is added to its queries and keys"] * one.is_shifted
     turned = ["what turns its context by positions"] * one.is_turned
-    return more + shifted + turned + ["what scales its scores"] * one.are_cosines
+    scaled = ["what scales its scores"] * one.are_cosines
+    behind = ["what its heads' context goes through"] * run.recorder.cores.has_layers
+    return more + shifted + turned + scaled + behind
 
 
 def answered(runs: list[Run]) -> set[str]:
@@ -105,7 +107,21 @@ def _of_one(
         # are rounded, it does not.
         narrow = [(run, _narrowed(one)) for run, one in found]
         best = of_these(reading, narrow, promises, effort)
+    names = [fault["name"] for fault in best["faults"]] if best else []
+    if len(names) == 1 and "scale" in names[0] and "scales_by_design" in promises:
+        scaled = [(run, _as_scaled(one)) for run, one in found]
+        best = _better(best, of_these(reading, scaled, promises, effort))
     return best
+
+
+def _as_scaled(one: Core) -> Core:
+    """The same with the scale that it has as its own, where its scores show it."""
+    if one.scores is None:
+        return one
+    product = one.query @ one.key.mT
+    scale = (one.scores * product).sum() / (product * product).sum()
+    query = one.query * scale * one.query.shape[-1] ** 0.5
+    return replace(one, query=query, own_scale=True)
 
 
 def _of_block(reading: Reading) -> list[list[tuple[Run, Core]]]:

@@ -381,7 +381,7 @@ class FirstCall:
         if self.call.weights and not self.call.is_pytorchs_layer:
             otherwise = replace(first, out_in=not first.out_in)
             styles += [replace(first, layers=True), otherwise]
-            styles += [replace(first, by_heads=True)]
+            styles += [replace(first, by_heads=True, out_in=x) for x in (False, True)]
         if self.call.takes("rotation"):
             styles += [replace(first, tables=kind) for kind in TABLES[1:]]
         if self.call.takes("position_ids"):

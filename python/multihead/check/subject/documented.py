@@ -483,10 +483,12 @@ def read_call(subject: Subject) -> Call:
 
 def additive(call: Call, subject: Subject) -> str | None:
     """Where the code says that its mask is added to the scores: the parameter's name,
-    or the sentence; None if it does not."""
+    or the sentence; None if it does not, or takes bools, too."""
     name = call.parameter("mask")
     if name is None or is_bias(call):
         return name
+    if _is_yes_or_no(name, subject):
+        return None
     named = (sentence for sentence, _ in _sentences(subject, (name, *_MASKS)))
     return next((" ".join(s.split()) for s in named if is_added(s)), None)
 

@@ -3,6 +3,7 @@
 key, query, value = self.kqv(x).chunk(3, dim=-1)."""
 
 import re
+from collections.abc import Iterable
 
 from .words import words
 
@@ -19,10 +20,10 @@ _LETTERS |= {"values": "v", "value": "v", "q": "q", "k": "k", "v": "v"}
 _OTHER_ORDERS = {"vk": "qvk", **{o: o for o in ("qvk", "kqv", "kvq", "vqk", "vkq")}}
 
 
-def parts(text: str) -> str | None:
+def parts(text: str, weights: Iterable[str]) -> str | None:
     """ "kqv", say; None where the order is the usual one, as a name like in_proj has it,
-    or where nothing says it."""
-    if any(map(_IN_USUAL_ORDER.search, _LAYERS.findall(text))):
+    of a layer or of a weight that is given, or where nothing says it."""
+    if any(map(_IN_USUAL_ORDER.search, [*_LAYERS.findall(text), *weights])):
         return None
     for found in _UNPACKED.finditer(text):
         named = [words(name.strip()) for name in found[1].split(",")]

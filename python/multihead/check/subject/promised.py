@@ -72,6 +72,14 @@ _WAVES = re.compile(
     r"\b(sin|cos)\(|\brope\b|rotary|slopes?\b|alibi|\bpos(ition)?s?\b", re.I
 )
 _UNUSED = re.compile(r"\bunused\b|\bnot (?:currently |yet )?(?:used|applied)\b", re.I)
+# Its author knows that others divide by something else.
+_BY_DESIGN = re.compile(
+    r"\b(?:as|like) in the (?:reference|original|official|published|authors'?)\b"
+    r"[^.;]*\b(?:scaled?|scores? (?:is|are) divided)\b"
+    r"|\b(?:scaled?|scores? (?:is|are) divided)\b[^;]*"
+    r"\b(?:as|like) in the (?:reference|original|official|published|authors'?)\b",
+    re.I,
+)
 _OWN_KEY_COUNTS = re.compile(
     r"\bwindow\w*\s*-\s*1\b[^.;\n]{0,30}\b(?:before|previous|earlier|preceding|past)"
     r"|(?:before|previous|earlier|preceding|past)\b[^.;\n]{0,20}\bwindow\w*\s*-\s*1\b"
@@ -88,6 +96,7 @@ def promises(subject: Subject, call: Call) -> dict[str, str]:
         "takes_position_bias": any(map(is_position_bias, call.roles)),
         "says_dot_product": is_dot_product(subject) or is_recurrent(subject, call),
         "says_position_bias": has_position_bias(subject),
+        "scales_by_design": any(map(_BY_DESIGN.search, docstrings(subject))),
         "speaks_of_t5": _T5.search(text_of_file(subject)) is not None,
         "queries_are_last": queries_are_last(subject),
         "opens_keys": any(map(_OPENS_KEYS.search, (subject.source, *call.roles))),

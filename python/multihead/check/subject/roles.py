@@ -107,7 +107,7 @@ _SIZES = {
     "head_dim": (
         "headdim dhead dk dimhead headsize dv d dh headdimension qkvdim sizeperhead "
         "dkey dvalue kdimhead perheaddim keydim valuedim valdim attentionheadsize "
-        "rotarydim ropedim rotdim rotaryndims"
+        "rotarydim ropedim rotdim rotaryndims querypreattnscalar"
     ),
     "max_length": (
         "maxlen blocksize contextlength maxseqlen maxlength contextsize seqlen "

@@ -27,6 +27,7 @@ def of_documented(call: "Call", subject: Subject) -> None:
     and the other is its context. A mask named after the one that asks is of queries."""
     said = (inspect.getdoc(one) for one in (subject.target, subject.entry))
     text = "\n".join(filter(None, said))
+    _of_masks(call, text)
     named = [
         p.name for p in call.parameters if not set(words(p.name)) & {"mask", "pad"}
     ]
@@ -50,3 +51,18 @@ def of_documented(call: "Call", subject: Subject) -> None:
     if len(masks) == 2 and len(of_query) == 1:
         of_keys = next(n for n in masks if n not in of_query)
         call.roles |= {of_query[0]: "query_mask", of_keys: "padding"}
+
+
+def _of_masks(call: "Call", text: str) -> None:
+    """What must be given, and of which the text says what True marks: is_token: (B, L)
+    bool, True for tokens, False for padding."""
+    if call.takes("mask") or call.takes("padding"):
+        return
+    for parameter in call.parameters:
+        name, is_free = parameter.name, call.roles[parameter.name] is None
+        said = (
+            rf"\b{re.escape(name)}\b[^.;\n]*\b(?:True|1)\b[^.;\n]*\bpad(?:ding|ded)?\b"
+        )
+        if is_free and parameter.default is parameter.empty and re.search(said, text):
+            call.roles[name] = "padding"
+            return

@@ -242,7 +242,7 @@ def read(subject: Subject) -> Call:
         n for n in call.roles if re.search(rf"(?<![.\w]){re.escape(n)}\(", text)
     )
     call.settle_style()
-    call.fused_parts = fused.parts(subject.source)
+    call.fused_parts = fused.parts(subject.source, call.weights)
     return call
 
 
