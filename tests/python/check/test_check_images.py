@@ -228,3 +228,39 @@ def test_an_image_is_as_large_as_a_kernel_needs():
     report = multihead.check(OfRegions)
     assert report.judgement == "right_if", str(report)
     assert multihead.check(OfRegionsOverPixels).causes == ["softmax_over_queries"]
+
+
+class BesideAConvolution(nn.Module):
+    """Attention whose channels are put beside those of a convolution (Bello et al.,
+    2019)."""
+
+    def __init__(self, in_channels, out_channels, kernel_size, dk, dv, Nh):
+        super().__init__()
+        self.parts, self.count = (dk, dk, dv), Nh
+        self.conv = nn.Conv2d(in_channels, out_channels - dv, kernel_size, padding=1)
+        self.qkv = nn.Conv2d(in_channels, 2 * dk + dv, 1)
+        self.out = nn.Conv2d(dv, dv, 1)
+
+    def merged(self, heads, shape):
+        return heads.mT.reshape(shape)
+
+    def forward(self, x):
+        cut = (
+            t.unflatten(1, (self.count, -1)) for t in self.qkv(x).split(self.parts, 1)
+        )
+        q, k, v = (t.flatten(3).mT for t in cut)
+        heads = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+        shape = len(x), -1, *x.shape[2:]
+        return torch.cat([self.conv(x), self.out(self.merged(heads, shape))], 1)
+
+
+class BesideAConvolutionScrambled(BesideAConvolution):
+    def merged(self, heads, shape):
+        return heads.reshape(shape)
+
+
+def test_a_kernel_that_keeps_the_size():
+    report = multihead.check(BesideAConvolution)
+    assert report.judgement == "right_if", str(report)
+    report = multihead.check(BesideAConvolutionScrambled)
+    assert report.causes == ["merge_not_transposed"], str(report)

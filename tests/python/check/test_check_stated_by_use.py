@@ -247,3 +247,25 @@ def test_how_many_rows_a_table_has():
     report = multihead.check(WithATable)
     assert report.judgement.startswith("right"), str(report)
     assert "rel_dist=" in str(report)
+
+
+class OfAllKeys(nn.Module):
+    """key_dim is how wide the keys of all heads are."""
+
+    def __init__(self, inp: int, num_heads: int, key_dim: int):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, key_dim // num_heads
+        self.q, self.k = nn.Linear(inp, key_dim), nn.Linear(inp, key_dim)
+        self.v, self.o = nn.Linear(inp, key_dim), nn.Linear(key_dim, inp)
+
+    def forward(self, x):
+        cut = (
+            f(x).unflatten(-1, (self.num_heads, -1)) for f in (self.q, self.k, self.v)
+        )
+        q, k, v = (t.transpose(1, 2) for t in cut)
+        weights = (q @ k.mT / self.head_dim**0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_width_that_heads_divide_is_that_of_all():
+    assert multihead.check(OfAllKeys).judgement == "right"

@@ -430,6 +430,8 @@ class Construction:
         text = self.subject.source
         in_range = rf"\brange\(\s*(self\.)?{re.escape(name)}\s*\)"
         is_counted = role == "layers" or re.search(in_range, text) is not None
+        if not is_counted and re.search(rf"\b{name}\b[^()\n]*padding\s*=\s*1\b", text):
+            return 3  # a kernel that keeps the size
         if is_counted or is_of_convolution(name, text):
             return 1  # several would be several attentions
         said = set(words(name))

@@ -127,13 +127,9 @@ class Constructor:
         if len(widths) == 1 and fixed and not re.search(of_heads, self._text):
             return widths
         heads = [n for n, role in self._roles.items() if role == "num_heads"]
-        return self._unknown(
-            name
-            for count in heads
-            for name in re.findall(
-                rf"(\w+)\s*(?:%|//)\s*{re.escape(count)}\b", self._text
-            )
-        )
+        divided = rf"(\w+)\s*(?:%|//)\s*(?:{'|'.join(map(re.escape, heads))})\b"
+        found = re.findall(divided, self._text) if heads else []
+        return [n for n in found if self._roles.get(n, "") in (None, "head_dim")]
 
     def _for_window(self) -> list[str]:
         """What has two sides: `group_size[0]`, `group_size[1]`; has a table of two axes,
