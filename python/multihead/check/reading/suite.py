@@ -459,13 +459,12 @@ class Cases:
         """An argument that is offered and that no call can use is a failure; not so
         two arguments together, nor what the code refuses in its own words."""
         self.refused.add(case.name)
-        alone = None in (case.mask, case.padding)
         guessed = case.padding is not None and self.call.is_guessed("padding")
         # Masks of images, and of items within items, may have more axes.
         deep = case.layout in cases.IMAGES or splits_batch(self.runner.subject)
         meant = refusal.sentence.startswith(_REFUSALS) or guessed or deep
         sentence = f"It refuses the call with {case.name}: {refusal.sentence}"
-        kind = "failure" if alone and not meant else "limit"
+        kind = "limit" if meant or (case.mask and case.padding) else "failure"
         self.findings.append(replace(refusal, sentence=sentence, kind=kind))
 
     def _groups(self) -> Iterator[Case]:
