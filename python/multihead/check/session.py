@@ -178,9 +178,9 @@ class Examination:
             )
             return None
         self._judge_parts(reading)
-        turned = reading.way.turned if reading.is_right else None
-        others = [self._better(None, turned)] if turned else []
-        for other in [*reading.in_other_forms(self._readings), *others]:
+        ways = reading.way.built_otherwise if reading.is_right else []
+        others = (self._better(None, w) for w in ways if self._fewest_faults(w, 0))
+        for other in itertools.chain(reading.in_other_forms(self._readings), others):
             self._judge_parts(other)
             if other.faults or (other.is_right and not reading.is_right):
                 reading = other

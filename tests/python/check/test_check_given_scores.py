@@ -246,3 +246,45 @@ def test_masks_that_are_added_in_place_are_not_taken_for_ignored():
     assert report.judgement == "right_if", str(report)
     assert "scores_given" in conditions(report), str(report)
     assert multihead.check(AdditiveMultiplied).judgement == "wrong"
+
+
+class OfTransformerXL(nn.Module):
+    """w: (qlen, bsz, d_model), r: (qlen, d_model), embeddings of distances (Dai et al.,
+    2019). Later keys are hidden."""
+
+    axis = 1
+
+    def __init__(self, n_head, d_model, d_head):
+        super().__init__()
+        self.heads = n_head, d_head
+        self.qkv_net = nn.Linear(d_model, 3 * n_head * d_head, bias=False)
+        self.r_net = nn.Linear(d_model, n_head * d_head, bias=False)
+        self.o_net = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.u = nn.Parameter(torch.randn(n_head, d_head))
+        self.v = nn.Parameter(torch.randn(n_head, d_head))
+
+    def rel_shift(self, x):
+        padded = torch.cat([x.new_zeros(len(x), 1, *x.shape[2:]), x], 1)
+        return padded.view(x.shape[1] + 1, len(x), *x.shape[2:])[1:].view_as(x)
+
+    def forward(self, w, r):
+        q, k, v = (t.unflatten(-1, self.heads) for t in self.qkv_net(w).chunk(3, -1))
+        placed = self.r_net(r).unflatten(-1, self.heads)
+        scores = torch.einsum("ibnd,jbnd->ijbn", q + self.u, k)
+        shifted = self.rel_shift(torch.einsum("ibnd,jnd->ijbn", q + self.v, placed))
+        scores = (scores + shifted) / self.heads[1] ** 0.5
+        later = torch.ones(scores.shape[:2], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later[..., None, None], float("-inf"))
+        weights = scores.softmax(self.axis)
+        return self.o_net(torch.einsum("ijbn,jbnd->ibnd", weights, v).flatten(2))
+
+
+class OfTransformerXLOverQueries(OfTransformerXL):
+    axis = 0
+
+
+def test_embeddings_of_distances_that_are_handed_in():
+    report = multihead.check(OfTransformerXL)
+    assert report.judgement == "right_if", str(report)
+    report = multihead.check(OfTransformerXLOverQueries)
+    assert report.judgement == "wrong", str(report)

@@ -2,6 +2,7 @@
 """How `check` finds sizes, settings and meanings that only a call shows."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -480,3 +481,44 @@ def without_rescaling(q, k, v, block_size=64):
 def test_blocks_that_are_wrong_of_equal_lengths_too_are_not_excused():
     report = multihead.check(without_rescaling)
     assert not report.passed and report.conditions == [], str(report)
+
+
+@dataclass
+class OfOwnHeads:
+    hidden_size: int = 64
+    num_attention_heads: int = 4
+    head_dim: int = 32  # which is not 64 / 4
+
+
+class OfOwnWidth(nn.Module):
+    """Heads of a width of their own, as in Qwen 3."""
+
+    def __init__(self, config: OfOwnHeads):
+        super().__init__()
+        self.config = config
+        width = config.num_attention_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width)
+        self.k_proj = nn.Linear(config.hidden_size, width)
+        self.v_proj = nn.Linear(config.hidden_size, width)
+        self.o_proj = nn.Linear(width, config.hidden_size)
+
+    def divisor(self):
+        return self.config.head_dim**0.5
+
+    def forward(self, x):
+        projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        shape = self.config.num_attention_heads, self.config.head_dim
+        q, k, v = (t.unflatten(-1, shape).transpose(1, 2) for t in projected)
+        weights = (q @ k.mT / self.divisor()).softmax(-1)
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+class OfOwnWidthScaledAsAPart(OfOwnWidth):
+    def divisor(self):
+        return (self.config.hidden_size // self.config.num_attention_heads) ** 0.5
+
+
+def test_heads_wider_than_their_part():
+    assert multihead.check(OfOwnWidth).judgement == "right"
+    report = multihead.check(OfOwnWidthScaledAsAPart)
+    assert report.judgement == "wrong" and "scale" in report.cause, str(report)

@@ -230,7 +230,7 @@ def _numbers(case: Case) -> Tensor:
 def _rotation(parameter: inspect.Parameter, case: Case) -> object:
     """Tables of rotary positions with one angle for all pairs of a position, which is
     so whatever pairs the code has; an object of the class that it asks for."""
-    if case.style.tables in (cases.DISTANCES, cases.ONCE):
+    if case.style.tables in (cases.DISTANCES, cases.ONCE, cases.ALONE):
         return _LEFT
     name, kind = parameter.name, parameter.annotation
     if inspect.isclass(kind) and kind.__module__.partition(".")[0] not in _KNOWN:

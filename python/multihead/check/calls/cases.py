@@ -66,7 +66,8 @@ class Sizes:
     image. wide_keys: what is told the width of queries
     and keys is told that of all heads. before: how many tokens, as that of a class,
     stand before those of an image. shares_queries: all items have the same. is_whole: the
-    code makes the sequence, and decides how long it is.
+    code makes the sequence, and decides how long it is. head_width: that of a head where
+    heads are not the parts of the width.
     """
 
     batch: int = 3
@@ -86,12 +87,13 @@ class Sizes:
     before: int = 0
     shares_queries: bool = False
     is_whole: bool = False
+    head_width: int | None = None
     # Fewer keys than there are, so that it shows.
     sliding_window: int = 3
 
     @property
     def head_dim(self) -> int:
-        return (self.out or self.embed) // self.heads
+        return self.head_width or (self.out or self.embed) // self.heads
 
     @property
     def image(self) -> tuple[int, int]:
@@ -208,6 +210,7 @@ TABLES += ("angles L D", "angles 1 1 L D", "angles L D/2")
 # Embeddings of positions: one for each key, or for each distance, 2·L − 1.
 DISTANCES = "distances"
 ONCE = "distances, for all items"
+ALONE = "one for each key, (L, E)"
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,8 @@ class Style:
     """What the code wants beside names: arrays of NumPy, layers where others take
     matrices, masks that are added, of any numbers if biased, matrices as (out, in), or
     one for each head, and tables of positions as one of TABLES, or embeddings of
-    DISTANCES, or numbers of positions, for each item or ONCE."""
+    DISTANCES, those or one for each key without a batch, ONCE and ALONE, or numbers of
+    positions, for each item or ONCE."""
 
     numpy: bool = False
     layers: bool = False
@@ -315,7 +319,10 @@ def positions(case: Case) -> Tensor:
     keys = sequences(replace(case, sizes=sizes))["key"]
     generator = torch.Generator().manual_seed(99)
     drawn = torch.randn(keys.shape, generator=generator, dtype=torch.float64)
-    return drawn.to(case.dtype)[: 1 if case.style.tables == ONCE else None]
+    drawn = drawn.to(case.dtype)
+    if case.style.tables == ALONE and drawn.dim() == 3:
+        return drawn.select(1 if case.layout == SEQUENCE_FIRST else 0, 0)
+    return drawn[: 1 if case.style.tables == ONCE else None]
 
 
 def as_sequence(tensor: Tensor, case: Case) -> Tensor:

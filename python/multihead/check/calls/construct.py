@@ -46,7 +46,7 @@ from .settings import (
     is_stride,
     may_count_heads,
     model_for,
-    reads_groups,
+    reads,
     settings_of,
     shown,
 )
@@ -210,6 +210,17 @@ class Construction:
         counted = counted or self._is_told_by_calls
         return counted or may_count_heads(self.subject.source, self._configs())
 
+    @property
+    def is_told_head_width(self) -> bool:
+        """Whether it is told how wide a head is, beside the width of all, as many
+        configurations have it."""
+        text, configs = source_of(self.subject.target.__init__), self._configs()
+        told = (
+            self.takes(role) or reads(text, configs, role)
+            for role in ("head_dim", "embed_dim")
+        )
+        return all(told)
+
     @functools.cached_property
     def _is_told_by_calls(self) -> bool:
         """Whether each call says how many heads there are."""
@@ -270,7 +281,8 @@ class Construction:
             sizes = replace(sizes, embed=width * sizes.heads)
         groups = num_kv_heads or (2 if sizes.heads > 2 else 1)  # fewer than heads
         text = source_of(self.subject.target.__init__)
-        is_grouped = self.takes("num_kv_heads") or reads_groups(text, self._configs())
+        groups_read = reads(text, self._configs(), "num_kv_heads")
+        is_grouped = self.takes("num_kv_heads") or groups_read
         if is_grouped and sizes.heads % groups == 0:
             sizes = replace(sizes, kv_heads=groups)
         has_width = self.takes("embed_dim", "config") or "embed_dim" in fixed

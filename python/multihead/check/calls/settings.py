@@ -207,11 +207,11 @@ def may_count_heads(text: str, configs: tuple[str, ...]) -> bool:
 
 
 @functools.cache
-def reads_groups(text: str, configs: tuple[str, ...]) -> bool:
-    """Whether code reads a number of key/value heads from one of these."""
+def reads(text: str, configs: tuple[str, ...], role: str) -> bool:
+    """Whether code reads what has this role from one of these."""
     owner = "|".join(map(re.escape, configs))
     read = re.findall(rf"\b(?:{owner})(?:\.|\[[\"'])(\w+)", text) if configs else ()
-    return any(role_of(name) == "num_kv_heads" for name in read)
+    return any(role_of(name) == role for name in read)
 
 
 def is_stride(name: str) -> bool:

@@ -387,7 +387,7 @@ class FirstCall:
         if self.call.takes("position_ids"):
             styles.append(replace(first, tables=cases.ONCE))
         if self.call.takes("positions"):
-            kinds = (cases.DISTANCES, cases.ONCE)
+            kinds = (cases.DISTANCES, cases.ONCE, cases.ALONE)
             styles += [replace(first, tables=kind) for kind in kinds]
         if first.numpy or not self.subject.source or _NUMPY.search(_text(self.subject)):
             styles.append(replace(first, numpy=not first.numpy))

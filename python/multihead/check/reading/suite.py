@@ -587,7 +587,7 @@ class Cases:
             self._run_with("other numbers", draw=28)
             return
         self._run_with("float32", dtype=torch.float32)
-        free = self.runner.subject.kind != "instance"
+        free = self.runner.subject.kind != "instance" and not sizes.head_width
         if free and self.base.layout == cases.LAYER and sizes.embed == 48:
             heads, kv_heads = min(sizes.heads, 2), 1 if sizes.kv_heads else None
             narrow = 2 if (sizes.out or sizes.embed) < sizes.embed // 2 else None

@@ -138,13 +138,28 @@ class Way:
         return turning.seen(self.runner, self.base)
 
     @property
-    def turned(self) -> "Way | None":
-        """The same of a layer that its constructor is asked to turn by positions, which
-        it does not do by default."""
+    def built_otherwise(self) -> list["Way"]:
+        """The same of layers whose constructors are told something else."""
+        return [way for way in (self._turned, self._widened) if way is not None]
+
+    @property
+    def _turned(self) -> "Way | None":
+        """Of one that is asked to turn by positions, which it does not do by default."""
         built = self.runner.construction
         if built is None or built.rotary_switch is None:
             return None
         run = self.runner.run(replace(self.base.case, built_turned=True))
+        return None if run.refused else replace(self, base=run)
+
+    @property
+    def _widened(self) -> "Way | None":
+        """Of one whose heads are wider than their part of the width, if it is told how
+        wide they are."""
+        built, sizes = self.runner.construction, self.base.case.sizes
+        if built is None or self.form is not None or not built.is_told_head_width:
+            return None
+        wide = replace(sizes, head_width=2 * sizes.head_dim)
+        run = self.runner.run(replace(self.base.case, sizes=wide))
         return None if run.refused else replace(self, base=run)
 
     def kept_of(self, understood: list[str], usual: Call) -> list[str]:

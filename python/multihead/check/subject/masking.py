@@ -184,10 +184,15 @@ def of_numbers(call: "Call", source: str, whole: str) -> None:
 
 def of_places(call: "Call", source: str) -> None:
     """Required numbers of positions, by which heads are turned or tables are read:
-    rotate(q, positions), table[positions]."""
+    rotate(q, positions), table[positions]; or embeddings of them, the r of
+    Transformer-XL, whose scores are shifted."""
     for p in call.parameters:
         is_place = set(words(p.name)) <= {"pos", "position", "positions"}
-        if call.roles[p.name] is not None or p.default is not p.empty or not is_place:
+        if call.roles[p.name] is not None or p.default is not p.empty:
+            continue
+        if p.name == "r" and re.search(r"rel_?shift|\br_net\b", source):
+            call.roles[p.name] = "positions"
+        if not is_place:
             continue
         read = rf"(?i:rope|rota|apply_rot)[^\n]*\b{p.name}\b|\w\[{p.name}\]"
         if re.search(read, source):
