@@ -160,7 +160,10 @@ class Way:
             return None
         wide = replace(sizes, head_width=2 * sizes.head_dim)
         run = self.runner.run(replace(self.base.case, sizes=wide))
-        return None if run.refused else replace(self, base=run)
+        met = run.recorder.cores.found if run.recorder and not run.refused else []
+        # What it is told may be the number of its scale alone.
+        is_wide = {one.query.shape[-1] for one in met} == {wide.head_dim}
+        return replace(self, base=run) if is_wide else None
 
     def kept_of(self, understood: list[str], usual: Call) -> list[str]:
         """What is said of the parameters of the usual call, without those of which its
