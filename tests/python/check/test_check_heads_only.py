@@ -467,3 +467,20 @@ def test_a_block_around_pytorchs_layer():
     inverted = multihead.check(AroundPyTorchsInverted)
     assert inverted.cause == "mask_inverted", str(inverted)
     assert torch.backends.mha.get_fastpath_enabled() == before
+
+
+class SharedByAllHeads(nn.Module):
+    """One head of keys and values, which have no axis for it (Shazeer, 2019)."""
+
+    def __init__(self, config=(True, True)):
+        super().__init__()
+        self.config = config
+
+    def forward(self, q, k, v):
+        scores = torch.einsum("bhid,bjd->bhij", q, k) * q.shape[-1] ** -0.5
+        return torch.einsum("bhij,bjd->bhid", scores.softmax(-1), v)
+
+
+def test_keys_without_an_axis_of_heads_have_no_groups():
+    report = multihead.check(SharedByAllHeads)
+    assert report.judgement.startswith("right"), str(report)

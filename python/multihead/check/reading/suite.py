@@ -482,10 +482,10 @@ class Cases:
         """Eight heads in two groups, as wide as these, where as many groups as heads in
         each, or a single one, may hide that the code exchanges the two."""
         sizes, built = self.base.sizes, self.runner.construction
-        groups = sizes.kv_heads or 0
+        groups, by_itself = sizes.kv_heads or 0, self.base.layout in cases.WITH_HEADS
         if groups not in (1, sizes.heads / max(groups, 1)) or built is None:
             return
-        if not built.takes("embed_dim", "config"):
+        if by_itself or not built.takes("embed_dim", "config"):
             return
         if re.search(r"config\.\w*(group|rep)", self.runner.subject.source):
             return  # a number of its own, which ours need not fit
