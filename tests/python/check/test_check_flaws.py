@@ -255,3 +255,26 @@ def test_a_softmax_of_one_number_is_named():
     assert report.cause == "softmax_of_one", str(report)
     report = multihead.check(AlongTokens)
     assert "scores_given" in {one["name"] for one in report.conditions}, str(report)
+
+
+class RoundsItsScores(nn.Module):
+    """In steps, whose gradient is 0: queries and keys have a part in it all the same."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        self.heads = num_heads
+        self.fc_q, self.fc_k = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.fc_v, self.fc_o = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        parts = self.fc_q(x), self.fc_k(x), self.fc_v(x)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        places = torch.arange(x.shape[1], dtype=x.dtype)
+        scores = q @ k.mT / q.shape[-1] ** 0.5 - (places[:, None] - places).abs() / 8
+        return self.fc_o((scores.floor().softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_projections_behind_steps_are_not_said_to_be_unused():
+    report = multihead.check(RoundsItsScores)
+    assert report.judgement == "wrong", str(report)
+    assert "projection_unused" not in report.causes, str(report)

@@ -28,6 +28,7 @@ _LEAST = -1e4  # no weight is, and what blocks scores mostly
 # What comes between a product and its softmax in attention without mask and bias.
 _NO_BIAS = {*_SAME, *_SCALES, *_SOFTMAX, "amax", "max", "sub", "sub_"}
 _ACTIVATIONS = {"relu", "gelu", "silu", "tanh", "sigmoid", "elu", "leaky_relu"}
+_STEPS = {"floor", "ceil", "round", "trunc", "sign", "floor_divide"}
 _SEQUENCES = frozenset(("query", "key", "value"))
 # What makes queries and keys of inputs, whose scale is not theirs.
 _LAYERS = {*_PRODUCTS, "convolution", "native_layer_norm", "embedding"}
@@ -144,6 +145,8 @@ class Cores:
     # Whether what comes of the contexts went through an activation, or met what was
     # projected, as the queries that a set transformer adds.
     has_layers: bool = False
+    # Whether anything was rounded to steps, whose gradient is 0 and tells nothing.
+    has_steps: bool = False
     # Whether weights, behind their softmax, were filled as scores are.
     fills_weights: bool = False
     # What they add up to where they are summed with.
@@ -163,6 +166,7 @@ class Cores:
             return
         self.sums.note(name, args, operands, results, recorder)
         self._note_shift(name, operands, results, recorder)
+        self.has_steps |= name.rstrip("_") in _STEPS and operands[0].is_floating_point()
         if depth := self._depth(operands):
             self._behind |= {storage(result): depth for result in results}
             self.is_turned |= name == "mul" and _meets_positions(operands, recorder)

@@ -513,8 +513,9 @@ class Runner:
             found = outcome.value
             of_weights = dict(zip(learned, found[len(leaves) :]))
             run.without_gradient = [n for n, g in of_weights.items() if g is None]
-            run.idle_parts = weights.with_idle_third(of_weights)
-            run.cancelled = weights.that_cancel(of_weights, learned)
+            if run.recorder is None or not run.recorder.cores.has_steps:
+                run.idle_parts = weights.with_idle_third(of_weights)
+                run.cancelled = weights.that_cancel(of_weights, learned)
         run.dout = dout
         for (role, leaf), gradient in zip(run.leaves.items(), found):
             zero = torch.zeros_like(leaf, requires_grad=False)
