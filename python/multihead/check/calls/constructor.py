@@ -34,7 +34,6 @@ class Constructor:
         self._subject, self._roles = subject, roles
         self._parameters = list(parameters)
         self._text = source_of(subject.target.__init__)
-        self._first: set[str] = set()  # axes of matrices by heads
 
     def roles(self) -> dict[str, str | None]:
         """All roles, with what the text says, the first that it says of an argument."""
@@ -98,16 +97,19 @@ class Constructor:
         """How many rows a learned table has: of distances, mostly."""
         return self._unknown(re.findall(r"\bEmbedding\(\s*(\w+)\s*,", self._text))
 
-    def _for_matrices(self) -> list[str]:
-        """How wide heads are, of matrices by heads, (model, heads, dim), whose first
-        axis has no name that says so."""
+    def _by_heads(self) -> list[tuple[str, str]]:
+        """The first and the last axis of matrices by heads, (model, heads, dim), whose
+        first has no name that says how wide it is."""
         made = re.findall(r"\(\s*(\w+)\s*,\s*(\w+)\s*,\s*(\w+)\s*\)", self._text)
         heads = [n for n, role in self._roles.items() if role == "num_heads"]
-        self._first = {a for a, b, c in made if b in heads and self._unknown([a])}
-        return [c for a, _, c in made if a in self._first and c in self._roles]
+        return [(a, c) for a, b, c in made if b in heads and self._unknown([a])]
+
+    def _for_matrices(self) -> list[str]:
+        return [last for _, last in self._by_heads() if last in self._roles]
 
     def _for_widths(self) -> list[str]:
-        return [*self._first, *self._for_width(), *self._for_inputs()]
+        first = [name for name, _ in self._by_heads()]
+        return [*first, *self._for_width(), *self._for_inputs()]
 
     def _for_inputs(self) -> list[str]:
         """Widths by default that matrices read, as of spectra: `nn.Linear(n_mels, dim)`."""

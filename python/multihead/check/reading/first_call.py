@@ -299,9 +299,8 @@ class FirstCall:
         """Whether it takes more items, and larger images, in the layout of a run, which
         was a guess, and its first item does not depend on its last."""
         rows, columns = given.case.sizes.image
-        pixels = (rows + 1) * (columns + 1)
-        lengths = dict(queries=pixels, keys=pixels, columns=columns + 1)
-        sizes = replace(given.case.sizes, batch=given.case.sizes.batch + 1, **lengths)
+        sizes = replace(given.case.sizes, batch=given.case.sizes.batch + 1)
+        sizes = cases.as_image(sizes, rows=rows + 1, columns=columns + 1)
         like = replace(given.case, name="no mask", sizes=sizes)
         runs = again.twice(self.runner, like, again.draw_item)
         return runs is not None and bool((runs[0].out[0] == runs[1].out[0]).all())

@@ -187,16 +187,14 @@ def of_places(call: "Call", source: str) -> None:
     rotate(q, positions), table[positions]; or embeddings of them, the r of
     Transformer-XL, whose scores are shifted."""
     for p in call.parameters:
-        is_place = set(words(p.name)) <= {"pos", "position", "positions"}
         if call.roles[p.name] is not None or p.default is not p.empty:
             continue
-        if p.name == "r" and re.search(r"rel_?shift|\br_net\b", source):
-            call.roles[p.name] = "positions"
-        if not is_place:
-            continue
         read = rf"(?i:rope|rota|apply_rot)[^\n]*\b{p.name}\b|\w\[{p.name}\]"
-        if re.search(read, source):
+        is_place = set(words(p.name)) <= {"pos", "position", "positions"}
+        if is_place and re.search(read, source):
             call.roles[p.name] = "position_ids"
+        elif p.name == "r" and re.search(r"rel_?shift|\br_net\b", source):
+            call.roles[p.name] = "positions"
 
 
 def of_documents(call: "Call", source: str, whole: str) -> None:
