@@ -136,7 +136,7 @@ struct ObservedCall {
   std::optional<GivenWindow> window;
   /// Matrices, as AlignedWeights has them, that took part and got no gradient.
   std::array<bool, 4> without_gradient = {};
-  int64_t block = 0;  ///< keys at a time, where the code says so
+  int64_t block = 0;  ///< keys at a time; 0: all, as far as anything tells
   /// Positions that attend among themselves alone, where a trace shows scores
   /// of such blocks; 0: none does.
   int64_t own_block = 0;

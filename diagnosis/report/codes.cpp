@@ -251,6 +251,9 @@ constexpr FaultCode kCodes[] = {
     {"MH428", "masks_joined_loosely",
      "A mask hides only what another hides, too: queries read padding, and "
      "later tokens."},
+    {"MH429", "padding_off_by_one",
+     "Each item sees one key of its padding, or not its last token: results "
+     "depend on what padding holds."},
     // Weights.
     {"MH501", "softmax_over_queries", kAxis},
     {"MH502", "softmax_over_heads", kAxis},

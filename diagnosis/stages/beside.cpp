@@ -174,7 +174,7 @@ Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
 
 // ---- Blocks of keys --------------------------------------------------------
 
-int64_t block_of(const ObservedCall& call) {
+int64_t shown_block(const ObservedCall& call) {
   if (call.block > 0) return call.block;
   const Sizes& n = call.sizes;
   // The size in which most tensors end that is no other size of the call.
@@ -187,12 +187,12 @@ int64_t block_of(const ObservedCall& call) {
         size == n.kv_heads * n.value_width || size % n.embed_dim == 0;
     if (size > 1 && !is_other) ++counts[size];
   }
-  if (counts.empty()) return n.keys;
+  if (counts.empty()) return 0;
   // The last block may be shorter.
   const auto most = std::ranges::max_element(counts, {}, [](const auto& entry) {
     return std::pair(entry.second, entry.first);
   });
-  return most->second > 1 ? most->first : n.keys;
+  return most->second > 1 ? most->first : 0;
 }
 
 int64_t shown_blocks(const ObservedCall& call) {

@@ -169,7 +169,8 @@ const std::vector<Convention> kReadings = {
      "compared.",
      "",
      [](const ObservedCall& call) {
-       return maybe(call.padding.numbers.defined() && call.same_as[1] == 0 &&
+       return maybe(call.padding.numbers.defined() &&
+                    call.sizes.queries == call.sizes.keys &&
                     has_rows_that_see_nothing(call));
      },
      [](Recipe& r) { r.padding_of_pairs = true; }},

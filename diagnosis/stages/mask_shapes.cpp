@@ -64,6 +64,20 @@ Tensor on_queries(const GivenMask& given, const Sizes&) {
   return is_of_keys(given) ? given.numbers.transpose(-2, -1) : given.numbers;
 }
 
+Tensor one_key_later(const GivenMask& given, const Sizes&) {
+  const Tensor& x = given.numbers;
+  return at::cat({x.slice(-1, 0, 1), x.slice(-1, 0, -1)}, -1);
+}
+
+Tensor one_key_sooner(const GivenMask& given, const Sizes&) {
+  const Tensor& x = given.numbers;
+  return at::cat({x.slice(-1, 1), x.slice(-1, -1)}, -1);
+}
+
+Tensor items_as_queries(const GivenMask& mask, const Sizes&) {
+  return is_of_keys(mask) ? mask.numbers.transpose(0, 2) : mask.numbers;
+}
+
 const Tensor& distances(const ObservedCall& call, const Tensor& scores) {
   const int64_t queries = scores.size(2), keys = scores.size(3);
   Tensor& kept = call.distances[{queries, keys}];

@@ -45,6 +45,20 @@ bool has_blind_row(const at::Tensor& scores);
 /// A padding mask over the rows.
 at::Tensor on_queries(const GivenMask& given, const Sizes&);
 
+/// As if each key had the place of the next one, or of the one before.
+at::Tensor one_key_later(const GivenMask& given, const Sizes&);
+at::Tensor one_key_sooner(const GivenMask& given, const Sizes&);
+
+/// (B, 1, 1, Lk) of keys as (1, 1, B, Lk).
+at::Tensor items_as_queries(const GivenMask& mask, const Sizes&);
+
+/// (B, 1, …) as (1, B, …).
+template <auto is_of_these>
+at::Tensor items_as_heads(const GivenMask& mask, const Sizes&) {
+  const at::Tensor& x = mask.numbers;
+  return is_of_these(mask) ? x.transpose(0, 1) : x;
+}
+
 /// Where there is one of three dimensions for each item, and no other.
 template <auto layout>
 at::Tensor of_items_only(const GivenMask& mask, const Sizes& n) {

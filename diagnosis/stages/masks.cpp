@@ -232,8 +232,8 @@ Effect met(const ObservedCall& call, const Recipe& recipe,
            const Tensor& scores) {
   Effect effect;
   meet(call.mask, recipe.mask, recipe.mask_keeps, call, scores, effect);
-  // Other keys have a mask of their own, which leaves the queries alone.
-  if (recipe.padding_of_pairs && call.same_as[1] == 0) {
+  // Keys that are more or fewer have a mask of their own, not of the queries.
+  if (recipe.padding_of_pairs && call.sizes.queries == call.sizes.keys) {
     meet_pairs(call, recipe, scores, effect);
   } else {
     meet(call.padding, recipe.padding, recipe.padding_keeps, call, scores,
@@ -435,26 +435,14 @@ const std::vector<Fault> kMaskFaults = {
      "A mask (B, Lq, Lk) is broadcast as (H, Lq, Lk): batch item b's mask "
      "goes to head b.",
      kAxisRemedy,
-     {{lay_out<&Recipe::mask,
-               [](const GivenMask& mask, const Sizes&) {
-                 const Tensor& x = mask.numbers;
-                 return is_per_item(mask) ? x.transpose(0, 1) : x;
-               }>},
-      {lay_out<&Recipe::padding,
-               [](const GivenMask& mask, const Sizes&) {
-                 const Tensor& x = mask.numbers;
-                 return is_of_items(mask) ? x.transpose(0, 1) : x;
-               }>,
+     {{lay_out<&Recipe::mask, items_as_heads<is_per_item>>},
+      {lay_out<&Recipe::padding, items_as_heads<is_of_items>>,
        "It is the padding mask: (B, Lk) is broadcast as (H, 1, Lk)."}}},
     {"mask_batch_as_queries",
      "A padding mask (B, Lk) is broadcast as (Lq, Lk): batch item b's mask "
      "goes to query b.",
      kAxisRemedy,
-     {{lay_out<&Recipe::padding,
-               [](const GivenMask& mask, const Sizes&) {
-                 const Tensor& x = mask.numbers;
-                 return is_of_keys(mask) ? x.transpose(0, 2) : x;
-               }>}}},
+     {{lay_out<&Recipe::padding, items_as_queries>}}},
     {"mask_head_order",
      "The mask meets heads in the wrong order: (H·B, Lq, Lk) for (B·H, Lq, "
      "Lk).",
@@ -512,6 +500,14 @@ const std::vector<Fault> kMaskFaults = {
      "Masks of True = blocked are joined by |, those of True = may be seen by "
      "&: a key that either hides is hidden.",
      {{[](Recipe& r) { r.joined = MasksJoined::kLoosely; }}}},
+    {"padding_off_by_one",
+     "Padding begins one key too late: the first padded key of each item is "
+     "seen.",
+     "Of n real keys the last is n - 1: block torch.arange(Lk) >= "
+     "lengths[:, None].",
+     {{lay_out<&Recipe::padding, one_key_later>},
+      {lay_out<&Recipe::padding, one_key_sooner>,
+       "Or rather one too soon: the last real key is hidden."}}},
     {"padding_on_queries",
      "The padding mask is applied to the queries, not to the keys.",
      kAxisRemedy,

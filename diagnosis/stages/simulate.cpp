@@ -128,7 +128,8 @@ Tensor weigh(const ObservedCall& call, const Recipe& recipe,
           recipe.sink_weight == SinkWeight::kLeftOut);
   scores = narrowed(scores, recipe, Narrow::kSoftmax);
   stages.normalised = scores;
-  Tensor weights = recipe.blockwise ? recipe.blockwise(scores, block_of(call))
+  const int64_t block = call.block > 0 ? call.block : scores.size(-1);
+  Tensor weights = recipe.blockwise ? recipe.blockwise(scores, block)
                    : recipe.sink != Sink::kNone
                        ? normalise_beside_sink(call, recipe, scores)
                        : recipe.normalise(scores);

@@ -130,8 +130,9 @@ at::Tensor with_position_bias(const ObservedCall& call, PositionBias kind,
                               const at::Tensor& scores, double scale,
                               bool adds_mask);
 
-/// How many keys the code takes at a time: all of them, where nothing tells.
-int64_t block_of(const ObservedCall& call);
+/// How many keys the code takes at a time, as the trace shows; 0: nothing
+/// tells.
+int64_t shown_block(const ObservedCall& call);
 
 /// The size of blocks of positions whose scores the trace shows, block by block
 /// and all of them; 0: there are none.

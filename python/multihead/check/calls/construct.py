@@ -61,7 +61,7 @@ _DIVIDES = r"/\s*(self\.)?{0}\b"
 # What is dropped as a whole, where a rate is not of single numbers.
 _DROPS_WHOLES = {"head", "heads", "path", "layer", "layers", "token", "tokens"}
 # Switches that are on where they are asked for.
-GIVEN = ("bias", "batch_first", "is_causal", *SWITCHES)
+GIVEN = ("bias", "batch_first", "is_causal", "windowed", *SWITCHES)
 _OF_ATTENTION_ITSELF = {
     "rope",
     "rotary",
@@ -91,6 +91,8 @@ class Construction:
         self.roles = Constructor(subject, self.parameters, self.roles).roles()
         self.roles |= settled.notation(self)
         self.roles |= sliding.sizes(self.parameters, subject.source)
+        if self.takes("sliding_window"):
+            self.roles |= sliding.flags(self.parameters)
         self.roles |= items.heads(self.roles, subject.source)
         self.roles |= dict.fromkeys(stand_ins.layers(self), "layer")
         # Required arguments of unknown names are sizes, in the usual order.

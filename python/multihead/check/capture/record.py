@@ -61,6 +61,9 @@ class Origin:
     made_of: frozenset[int] = frozenset()
 
 
+_UNKNOWN = Origin()
+
+
 @dataclass
 class Use:
     """A weight as a product first used it: the tensor, the input that it met
@@ -189,7 +192,7 @@ class Recorder(TorchDispatchMode):
             self.norm_eps = float(args[4])
 
     def origin(self, tensor: Tensor) -> Origin:
-        return self.origins.get(storage(tensor), Origin())
+        return self.origins.get(storage(tensor), _UNKNOWN)
 
     def keep_first(self) -> None:
         """Of a whole model, in which later attention may be of another kind."""

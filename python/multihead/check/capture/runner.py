@@ -317,6 +317,8 @@ class Runner:
             # None where another setting switches it off, as that of a layer's kind.
             names = [n for n, role in built.roles.items() if role == "sliding_window"]
             off = any(getattr(target, name, True) is None for name in names)
+            own = getattr(target, "__dict__", {})
+            off |= any(not v and sliding.is_flag(n, v) for n, v in own.items())
             return None if off else case.sizes.sliding_window
         slides = sliding.is_sliding(self.subject.source)
         own = [vars(target)] if isinstance(target, nn.Module) else []

@@ -102,12 +102,13 @@ def _are_alike(scores: Tensor, weights: Tensor, axis: int) -> bool:
     """Whether all that is weighed has the same weight, or none, though scores of others
     differ."""
     scores, weights = scores.detach(), weights.detach()
-    seen = weights > _NOTHING
-    few = bool((seen.sum(axis) < 2).all())
     largest = weights.amax(axis, keepdim=True)
-    alike = ((largest - weights).abs() < _ROUNDING) | ~seen
-    differ = scores[seen].max() - scores[seen].min() > _ROUNDING if not few else False
-    return bool(differ) and bool(alike.all())
+    if not bool(((largest - weights < _ROUNDING) | (weights <= _NOTHING)).all()):
+        return False
+    seen = weights > _NOTHING
+    if bool((seen.sum(axis) < 2).all()):
+        return False
+    return bool(scores[seen].max() - scores[seen].min() > _ROUNDING)
 
 
 def _add_up(weights: Tensor, axes, or_nothing: bool = False) -> bool:

@@ -12,6 +12,7 @@ from ..options import Options
 from ..subject.documented import are_items, batch_first, batch_first_in_file
 from ..subject.roles import TENSORS
 from ..subject.signature import (
+    BATCH,
     LENGTH,
     Call,
     axes,
@@ -216,10 +217,15 @@ def core_layouts(subject: Subject, options: Options) -> tuple[str, ...]:
     return (*others, *(single if stated is None else single[:1]))
 
 
+_COUNT_OF_HEADS = re.compile(r"(num_?|n_?)?h(eads?)?|nh")
+
+
 def _core_layouts(subject: Subject) -> tuple[str, ...]:
     names = [name.lower() for name in axes(subject)]
     if len(names) == 4:
-        later = re.fullmatch(r"(num_?|n_?)?h(eads?)?|nh", names[2]) is not None
+        if _COUNT_OF_HEADS.fullmatch(names[0]) and BATCH.fullmatch(names[1]):
+            return (cases.HEADS_FIRST,)
+        later = _COUNT_OF_HEADS.fullmatch(names[2]) is not None
         orders = (cases.HEADS, cases.HEADS_LATER)
         return (*(orders[::-1] if later else orders), cases.HEADS_LAST)
     otherwise = cases.SINGLE if "bmm(" in subject.source else cases.HEADS

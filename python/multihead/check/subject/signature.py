@@ -53,7 +53,7 @@ _UNPACKED = re.compile(
 # The names of axes, also in prose.
 BATCH = re.compile(r"b|n|bs|bsz|nb|bb|_b|batch\w*|batch[ -]size|b_size|num_batch\w*")
 LENGTH = re.compile(
-    r"l|s|t|lq|lk|sq|tq|tk|nq|nk|l_[qkx]|seq\w*|\w*_len|\w*_length|len\w*|time\w*|tokens|"
+    r"l|s|t|lq|lk|sq|tq|tk|nq|nk|l_[qkx]|seq\w*|\w*len|\w*_length|len\w*|time\w*|tokens|"
     r"(?:\w+[ -])?(?:len|length|seq|sequence)|(?:seq|sequence)[ -]\w+|n_tokens|num_tokens|queries|keys"
 )
 
@@ -566,11 +566,10 @@ def unpacks_input(subject: Subject, call: Call) -> bool:
     return re.search(rf"^\s*(?:\w+\s*,\s*)*{name}\b[\w\s,]*=[^=]", body, re.M) is None
 
 
-# batch_size = x.shape[0], or the same by x.size(0).
-_COUNTED_ITEMS = re.compile(
-    r"^\s*(?:b|bs|bsz|batch\w*|b_size)\s*=\s*(?P<of>\w+)\."
-    r"(?:shape\[(?P<shape>[01])\]|size\(\s*(?:dim\s*=\s*)?(?P<size>[01])\s*\))",
-    re.M | re.I,
+# batch_size = x.shape[0], or several: length, batch = x.size(0), x.size(1).
+_SIZE = r"\w+\.(?:shape\[\d\]|size\((?:dim=)?\d\))"
+_SIZES = re.compile(
+    rf"^ *(?P<names>\w+(?:, ?\w+)*) *= *(?P<of>{_SIZE}(?:, ?{_SIZE})*)", re.M
 )
 
 
@@ -578,11 +577,18 @@ def _counts_items(subject: Subject) -> bool | None:
     """Whether the items that it counts are the first axis of a parameter, or the
     second; None where it does not count them."""
     code = getattr(inspect.unwrap(subject.entry), "__code__", None)
-    names = code.co_varnames[: code.co_argcount] if code else ()
-    text = text_of_entry(subject)
-    found = [m for m in _COUNTED_ITEMS.finditer(text) if m["of"] in names]
-    said = {(m["shape"] or m["size"]) == "0" for m in found}
+    given = code.co_varnames[: code.co_argcount] if code else ()
+    said = set()
+    for found in _SIZES.finditer(text_of_entry(subject)):
+        names, sizes = (re.split(", ?", found[part]) for part in ("names", "of"))
+        for name, size in zip(names, sizes):
+            owner, axis = size.partition(".")[0], re.findall(r"\d", size)[-1]
+            if _ITEMS.fullmatch(name.lower()) and owner in given and axis in "01":
+                said.add(axis == "0")
     return said.pop() if len(said) == 1 else None
+
+
+_ITEMS = re.compile(r"b|bs|bsz|batch\w*|b_size")
 
 
 def states_batch_first(subject: Subject) -> bool | None:

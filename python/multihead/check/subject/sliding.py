@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from .roles import normal
+from .words import words
 
 _EMPTY = inspect.Parameter.empty
 _NAMES = set(
@@ -43,10 +44,26 @@ def is_read(text: str) -> bool:
     return bool(re.search(r"self\.\w*window\w*(?!\w)(?!\s*=[^=])", text, re.I))
 
 
+def is_flag(name: str, value: object) -> bool:
+    """Whether it switches such windows on and off: use_sliding_window=False."""
+    said = set(words(name))
+    return type(value) is bool and bool(said & _SLIDES) and said <= _OF_FLAGS
+
+
+_SLIDES = {"sliding", "window", "windowed", "swa"}
+_OF_FLAGS = _SLIDES | set("use is has with enable local attention attn".split())
+
+
 def sizes(parameters: Iterable[inspect.Parameter], text: str) -> dict[str, str]:
     """The role of those that are that size in code of this text."""
     found = [p.name for p in parameters if _is_size(p, text)]
     return dict.fromkeys(found if is_sliding(text) else [], "sliding_window")
+
+
+def flags(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
+    """The role of those that switch on what is off by default."""
+    off = (p.name for p in parameters if p.default is False)
+    return dict.fromkeys((n for n in off if is_flag(n, False)), "windowed")
 
 
 def _is_size(parameter: inspect.Parameter, text: str) -> bool:

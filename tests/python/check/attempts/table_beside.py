@@ -114,6 +114,7 @@ WRONG = [
         LastHeadCleared: head_left_out
         online_never_corrected: online_softmax_not_corrected
         online_values_not_corrected: online_softmax_not_corrected
+        online_small_blocks: online_softmax_not_corrected
         online_whole_blocks_only: last_block_left_out
         online_filled_up: last_block_filled_up
         WindowTooLong: window_off_by_one

@@ -187,6 +187,28 @@ class PaddingOnRows(_SelfAttention):
         return self.finish(att, v)
 
 
+class OneMoreThanLengths(_SelfAttention):
+    """<= for <."""
+
+    def forward(self, x, lengths):
+        """lengths: how many tokens of each item are real"""
+        q, k, v = self.heads(x)
+        seen = torch.arange(x.size(1)) <= lengths[:, None]
+        att = self.scores(q, k).masked_fill(~seen[:, None, None], float("-inf"))
+        return self.finish(att, v)
+
+
+class OneFewerThanLengths(_SelfAttention):
+    """The last token is hidden."""
+
+    def forward(self, x, lengths):
+        """lengths: how many tokens of each item are real"""
+        q, k, v = self.heads(x)
+        seen = torch.arange(x.size(1)) < (lengths - 1)[:, None]
+        att = self.scores(q, k).masked_fill(~seen[:, None, None], -1e9)
+        return self.finish(att, v)
+
+
 class PaddingOnRowsWithInfinity(nn.Module):
     """unsqueeze(-1) for unsqueeze(-2); rows of padding become NaN."""
 

@@ -256,6 +256,13 @@ def _first_head_of_mask(p: Steps) -> None:
     p.mask.insert(1, f"    {name} = {name}[:, :1]")
 
 
+def _one_key_later(p: Steps) -> None:
+    """A padding mask whose keys have the places of the next ones."""
+    name = mask_name(p.spec)
+    p.mask.insert(0, f"if {name} is not None:")
+    p.mask.insert(1, f"    {name} = torch.cat(({name}[:, :1], {name}[:, :-1]), 1)")
+
+
 def _repeated(p: Steps) -> None:
     """A mask of each item, for items and heads in one dimension, in the wrong order."""
     name = mask_name(p.spec)
@@ -279,6 +286,11 @@ MASKS = [
             "mask",
             [line.replace("None, None, :]", "None, :, None]") for line in p.mask],
         ),
+    ),
+    Fault(
+        ("padding_off_by_one",),
+        lambda s: is_torch(s) and s.mask == "padding",
+        _one_key_later,
     ),
     Fault(
         ("mask_head_order",),
