@@ -47,6 +47,7 @@ std::string predicate(const std::string& finding) {
       {"prefix_misread", "shows queries other keys than its prefix asks for"},
       {"windows_misplaced", "puts back its windows in other places"},
       {"wraps_around", "reads across the edges of its image"},
+      {"shift_not_undone", "leaves its image shifted"},
       {"turned_alike", "turns all its positions alike"},
       {"batch_and_sequence_exchanged", "attends over the items of its batch"},
       {"causal_in_training_alone", "is causal in training alone"},

@@ -360,6 +360,12 @@ constexpr FaultCode kProgramCodes[] = {
      "Compare both with scaled_dot_product_attention, whose bool masks are "
      "True "
      "where a query may attend."},
+    {"MH958", "shift_not_undone",
+     "Every other layer moves the image by a few pixels, so that what a pixel "
+     "says is added to another one.",
+     "With shifted windows, another first pixel changes what comes out at "
+     "others, and not what comes out in its own place.",
+     "Roll by -shift on the way in and by +shift on the way out."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -299,10 +299,30 @@ class ByView(Windows):
         return x.reshape(B, H, W, -1)
 
 
+class RolledAgain(Windows):
+    def rolled(self, x, by):
+        return super().rolled(x, -abs(by))
+
+
+class RequiredShift(Windows):
+    """(B, H, W, C), whose windows are cut by a number of another name."""
+
+    def __init__(self, dim, num_heads, w, shift):
+        super().__init__(dim, num_heads, w, shift)
+
+    def cut(self, x):
+        B, H, W, C = x.shape
+        s = self.w
+        x = x.view(B, H // s, s, W // s, s, C)
+        return x.transpose(2, 3).reshape(-1, s * s, C)
+
+
 def test_shifted_windows_are_masked():
     assert multihead.check(Windows).judgement == "right", str(multihead.check(Windows))
     assert multihead.check(WithoutMask).cause == "wraps_around"
     assert multihead.check(OverPanoramas).judgement == "right"
+    assert multihead.check(RolledAgain).cause == "shift_not_undone"
+    assert multihead.check(RequiredShift).judgement == "right"
 
 
 @pytest.mark.parametrize("kind", [InColumns, ByView])

@@ -136,6 +136,7 @@ class Construction:
         # Positions that turn nothing are no guess: what they do is known.
         turning = [n for n in self.unnamed if set(words(n)) & ROTARY]
         known = [*(turning if self.is_unturned else ()), self.causal_switch]
+        known.append(self.shift_switch)
         known += [name for name in self.unnamed if is_only_kept(self.subject, name)]
         known += filter(is_stride, self.unnamed)  # 1, which leaves all positions
         known += [n for n in self.unnamed if settled.is_grounded(self, n)]
@@ -389,7 +390,7 @@ class Construction:
             parameter.name,
             signature.type_name(parameter),
         )
-        if role == "index":
+        if role == "index" or name == self.shift_switch:
             return 0
         if role == "weight":
             own = self.subject.source or text_of_file(self.subject)

@@ -143,7 +143,9 @@ class Constructor:
         tabled = re.findall(_TABLE, self._text)
         cuts = r"\b{}\w*\s*//\s*(?:self\.)?(\w+)\s*,\s*(?:self\.)?\1\b".format
         text = self._subject.source
-        tabled += set.intersection(*(set(re.findall(cuts(a), text)) for a in "HW"))
+        cut = set.intersection(*(set(re.findall(cuts(a), text)) for a in "HW"))
+        aliases = dict(re.findall(r"^\s*(\w+)\s*=\s*self\.(\w+)\s*$", text, re.M))
+        tabled += [aliases.get(name, name) for name in cut]
         return sorted(
             free.intersection(*sides) | {*free, *lengths}.intersection(tabled)
         )

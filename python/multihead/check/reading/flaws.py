@@ -14,10 +14,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..calls import arguments, cases, windows
+from ..calls import arguments, cases
 from ..calls.cases import Case
 from ..calls.forms import splits_batch
-from ..calls.settings import is_only_kept
 from ..capture import core
 from ..capture.places import place
 from ..capture.runner import Run, Runner
@@ -132,27 +131,6 @@ ITEMS_MIXED = Finding(
     "its inverse behind them; a view in another order, or one that flattens items, "
     "mixes them, and so does nn.MultiheadAttention on (B, L, E) without batch_first.",
 )
-WINDOWS_MISPLACED = Finding(
-    "windows_misplaced",
-    "What its windows make of an image is put back elsewhere: the numbers are those of "
-    "the windows alone, and stand in other places.",
-    "Undo the cut step by step: x.view(B, H // w, w, W // w, w, C).permute(0, 1, 3, 2, 4, "
-    "5) cuts, and y.view(B, H // w, W // w, w, w, C).permute(0, 1, 3, 2, 4, 5).reshape(B, "
-    "H, W, C) puts back.",
-)
-WRAPS_AROUND = Finding(
-    "wraps_around",
-    "Where its windows are shifted, pixels read others of the opposite side of the image, "
-    "which only the roll brings together.",
-    "Block them by a mask made of the same shift: number the regions slice(0, -w), "
-    "slice(-w, -shift) and slice(-shift, None) of both axes, cut that map into windows, "
-    "and block pixels of two numbers.",
-)
-# What may well go on behind its last column.
-_IS_ROUND = re.compile(
-    r"panoram|longitude|periodic|earth|globe|spher|circular|torus", re.I
-)
-_MASKED = re.compile(r"mask|swin", re.I)
 MASK_AFTER_SOFTMAX = Finding(
     "mask_after_softmax",
     "Weights are filled with -inf, or a number as far below 0, behind the softmax, where "
@@ -185,7 +163,6 @@ _COMPETES = re.compile(
     r"sinkhorn|mixture",
     re.I,
 )
-_CHANGED = 1e-9
 _HUGE = 1e3  # what is returned of numbers around 1
 _HIDDEN = 1e-12  # a weight of what a mask hides, or less
 # What text says of code whose queries see later keys, or of other code.
@@ -194,84 +171,6 @@ _SEES_EARLIER = re.compile(
     r"causal|tril\b|triu\b|subsequent|ahead|autoregress|decoder|future|later|music",
     re.I,
 )
-
-
-def of_windows(runner: Runner, base: Run) -> Finding | bool:
-    """Whether the windows of an image do not come out as they would alone, or what they
-    make stands elsewhere: a flaw."""
-    case, built = base.case, runner.construction
-    if case.layout not in cases.IMAGES or built is None:
-        return False
-    subject, text = runner.subject, text_of_file(runner.subject)
-    names = [name for name, role in built.roles.items() if role == "window"]
-    # H // grid_size cells of a side, whose pixels may stand apart.
-    names += [
-        name
-        for name, role in built.roles.items()
-        if role == "resolution" and re.search(rf"//\s*(?:self\.)?{name}\b", text)
-    ]
-    if all(is_only_kept(subject, name) for name in names):
-        return False
-    sizes = replace(case.sizes, batch=12)
-    case = replace(case, sizes=sizes, gradients=False)
-    alone = runner.run(case)
-    for rows, columns in ((2, 3), (2, 2)):  # some take squares alone
-        call = runner.call, case.layout, rows, columns
-        forms = (windows.in_one_image(subject, *call, grids) for grids in (False, True))
-        ran = [runner.calling(form.call, form.subject).run(case) for form in forms]
-        if alone.refused or any(run.refused for run in ran):
-            continue
-        if any(torch.allclose(alone.out, run.out) for run in ran):
-            return False
-        misplaced = any(_are_moved(alone, run) for run in ran)
-        return WINDOWS_MISPLACED if misplaced else True
-    return not alone.refused
-
-
-def _are_moved(alone: Run, together: Run) -> bool:
-    """Whether these are the same numbers in other places, perhaps beside a residual
-    connection."""
-
-    def numbers(run: Run, share: int) -> Tensor:
-        query, is_image = run.arguments.tensors["query"], run.case.layout == cases.IMAGE
-        pixels = query.flatten(2).mT if is_image else query.flatten(1, 2)
-        added = share * pixels if pixels.shape == run.out.shape else 0
-        return (run.out - added).flatten().sort().values
-
-    return any(
-        torch.allclose(numbers(alone, share), numbers(together, share))
-        for share in (0, 1)
-    )
-
-
-def wraps_around(runner: Runner, base: Run) -> bool:
-    """Whether shifted windows join the first pixel and those of the last rows or columns,
-    and none in the middle."""
-    built, text = runner.construction, text_of_file(runner.subject)
-    if built is None or not built.takes("window") or built.shift_switch is None:
-        return False
-    if _IS_ROUND.search(runner.subject.source) or not _MASKED.search(text):
-        return False
-    if any("mask" in name.lower() for name in runner.call.roles):
-        return False  # which callers make
-    case = replace(base.case, built_shifted=True, gradients=False, mask=None)
-    case = replace(case, sizes=cases.in_windows(case.sizes))
-    side, is_image = case.sizes.columns, case.layout in cases.IMAGES
-    if case.relation == "cross" or not (is_image or case.layout == cases.LAYER):
-        return False
-    plain, other = (arguments.make(runner.call, case) for _ in range(2))
-    for sequence in again.sequences(other):
-        pixels = sequence.movedim(1, -1) if case.layout == cases.IMAGE else sequence
-        pixels[0, 0, 0 if is_image else ...].mul_(-1.7)
-    before, after = (runner.run(case, given=made) for made in (plain, other))
-    if before.refused or after.refused or before.out.shape != after.out.shape:
-        return False
-    changed = (after.out - before.out)[0].abs().amax(-1) > _CHANGED
-    if changed.numel() != side * side:
-        return False
-    changed = changed.view(side, side)
-    far = changed[-2:].any() or changed[:, -2:].any()
-    return bool(far) and not changed[2:-2, 2:-2].any()
 
 
 def of_residual(runner: Runner, base: Run) -> Finding | None:

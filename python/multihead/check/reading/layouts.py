@@ -9,7 +9,12 @@ from torch import nn
 from ..calls import cases
 from ..capture.runner import Run, Runner
 from ..options import Options
-from ..subject.documented import are_items, batch_first, batch_first_in_file
+from ..subject.documented import (
+    are_items,
+    batch_first,
+    batch_first_in_file,
+    docstrings,
+)
 from ..subject.roles import TENSORS
 from ..subject.signature import (
     BATCH,
@@ -165,10 +170,11 @@ def _of_convolutions(subject: Subject) -> list[str]:
     named = [name.lower() for name in axes(subject)]
     if not named and _OF_A_SIDE.search(subject.source):
         found = [cases.IMAGE, *found]
-    if not named:
-        written = _IMAGE.findall(subject.source)
+    if len(named) < 4:  # which may be those of what it is cut into
+        said = " ".join(docstrings(subject)) if named else subject.source
+        written = _IMAGE.findall(said)
         found += [cases.IMAGE if channels else cases.IMAGE_LAST for channels in written]
-        found += [cases.CHANNELS_FIRST] * bool(_CHANNELS_FIRST.search(subject.source))
+        found += [cases.CHANNELS_FIRST] * bool(_CHANNELS_FIRST.search(said))
     if len(named) == 4:
         sides = [name.removeprefix("n_")[:1] for name in named]
         if {*sides[2:]} in _SIDES:

@@ -28,6 +28,7 @@ from . import (
     scrambled,
     tables,
     turning,
+    windowed,
     wiring,
 )
 from .observation import Observation
@@ -89,8 +90,8 @@ class Way:
             found.append(self.of_windows)
         if (flaw := residuals.lost(self.runner, self.base)) is not None:
             found.append(flaw)
-        if flaws.wraps_around(self.runner, self.base):
-            found.append(flaws.WRAPS_AROUND)
+        if (flaw := windowed.of_shift(self.runner, self.base)) is not None:
+            found.append(flaw)
         if (misread := tables.misread(self.runner, self.base)) is not None:
             found.append(misread)
         if reads.misreads_prefix(self.runner, self.base):
@@ -130,7 +131,7 @@ class Way:
     @functools.cached_property
     def of_windows(self) -> Finding | bool:
         """Whether the windows of an image are not what they are alone."""
-        return flaws.of_windows(self.runner, self.base)
+        return windowed.of_windows(self.runner, self.base)
 
     @functools.cached_property
     def turning(self) -> str | Finding | None:

@@ -35,6 +35,7 @@ _NEVER |= {"index", "weight", "weights", "lr", "rank", "use", "with", "return", 
 _NEVER |= {"batch", "prefix"}
 # Counts of words and of classes, which are no sizes of attention.
 OF_VOCABULARIES = {"vocab", "vocabulary", "class", "classes", "items", "users", "item"}
+OF_VOCABULARIES |= {"tags", "tagset", "labels"}
 _DROPOUT = {"drop", "dropout", "dropouts", "pdrop", "droprate"}
 _JOINS = {"per", "of", "the", "for", "each", "self", "cross", "multi", "encoder"}
 _JOINS |= {"decoder", "memory", "local", "global", "target", "tgt", "proj"}
