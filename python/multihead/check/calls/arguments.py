@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """The arguments of one call, from a case or as somebody gives them to a check."""
 
+import contextlib
 import copy
 import inspect
 import re
 import sys
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -84,7 +86,7 @@ def make(call: Call, case: Case) -> Arguments:
         else:
             value = _value(call, parameter, case, made)
         if value is _LEFT and parameter.default is parameter.empty:
-            value = None
+            value = _object_for(parameter)
         if value is _LEFT:
             by_place = False
         elif by_place and parameter.kind is parameter.POSITIONAL_ONLY:
@@ -92,6 +94,18 @@ def make(call: Call, case: Case) -> Arguments:
         else:
             made.keywords[parameter.name] = _given(value, case)
     return made
+
+
+def _object_for(parameter: inspect.Parameter) -> object:
+    """For a required argument: an object of the first class that its annotation names
+    which is no library's and needs nothing to be made, as `NoCache | Cache`; or None."""
+    kinds = typing.get_args(parameter.annotation) or (parameter.annotation,)
+    for kind in kinds:
+        if not inspect.isclass(kind) or kind.__module__.partition(".")[0] in _KNOWN:
+            continue
+        with contextlib.suppress(Exception):
+            return kind()
+    return None
 
 
 def _sequences(call: Call, case: Case) -> dict[str, Tensor]:

@@ -39,8 +39,7 @@ SINGLE_LAST = "(B, D, L)"
 FLAT = "(L, D)"
 IMAGES = (IMAGE, IMAGE_LAST)
 BATCH_THEN_HEADS = (HEADS, HEADS_LATER, HEADS_LAST)
-# Whose heads come behind the length, as as_sequence() has them.
-HEADS_BEHIND = (HEADS_LATER, HEADS_LAST, HEADS_OF_STEPS, HEADS_FIRST)
+HEADS_BEHIND = (HEADS_LATER, HEADS_LAST, HEADS_OF_STEPS, HEADS_FIRST)  # the length
 WITH_HEADS = (HEADS, *HEADS_BEHIND)
 OF_STEPS = (HEADS_OF_STEPS, SINGLE_OF_STEPS)
 CORE = (*WITH_HEADS, SINGLE, SINGLE_OF_STEPS, SINGLE_LAST, FLAT)
@@ -219,16 +218,17 @@ ALONE = "one for each key, (L, E)"
 @dataclass(frozen=True)
 class Style:
     """What the code wants beside names: arrays of NumPy, layers where others take
-    matrices, masks that are added, of any numbers if biased, matrices as (out, in), or
-    one for each head, and tables of positions as one of TABLES, or embeddings of
-    DISTANCES, those or one for each key without a batch, ONCE and ALONE, or numbers of
-    positions, for each item or ONCE."""
+    matrices, masks that are added, of any numbers if biased, matrices as (out, in), one
+    for each head, or q, k and v apart, (3, E, E), and tables of positions as one of
+    TABLES, or embeddings of DISTANCES, those or one for each key without a batch, ONCE
+    and ALONE, or numbers of positions, for each item or ONCE."""
 
     numpy: bool = False
     layers: bool = False
     additive: bool = False
     biased: bool = False
     out_in: bool = False
+    apart: bool = False
     by_heads: bool = False
     tables: str = TABLES[0]
 
@@ -241,7 +241,8 @@ class Case:
     "self" (one tensor). mask: None or one of MASKS. padding: None, "mask", "wide
     mask" or "lengths". is_causal: the flag is set; built_causal: that of the
     constructor is; built_turned: that of rotary positions; built_shifted: that of
-    windows; built_cached: that of a cache. built_whole: its constructor is given no dropout. own_dropout: dropout as the call's own default, which is this.
+    windows; built_cached: that of a cache. built_whole: its constructor is given no
+    dropout. own_dropout: dropout as the call's own default, which is this.
     draw: what the random inputs start from. pads_between: padding is not at the end.
     of_self: the mask is that of the queries' own sequence, beside keys of a context.
     """

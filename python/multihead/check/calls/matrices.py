@@ -34,7 +34,9 @@ def weight(name: str, case: Case) -> object:
             layer.weight.copy_(normal(columns, rows) / rows**0.5)
         return layer
     shape = (columns, rows) if case.style.out_in else (rows, columns)
-    if case.style.by_heads:
+    if case.style.apart and columns == 3 * rows:
+        shape = (3, rows, rows)
+    elif case.style.by_heads:
         heads, width = columns // sizes.head_dim, sizes.head_dim
         is_out = "o" in name.lower().strip("w_") and not case.style.out_in
         shape = (heads, width, rows) if is_out else (heads, rows, width)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a run finds around it: defaults of PyTorch, and random generators."""
+"""What a run finds around it: defaults of PyTorch, random generators, and no compiler."""
 
 import contextlib
 import functools
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from ..calls.cases import Case
+from ..sandbox.compilers import uncompiled
 
 
 @functools.cache
@@ -34,7 +35,8 @@ def settings(case: Case, seed: int, source: str = "") -> Iterator[None]:
 
         numpy.random.seed(seed)
     try:
-        with torch.set_grad_enabled(case.gradients or _hangs_hooks(source)):
+        grad = torch.set_grad_enabled(case.gradients or _hangs_hooks(source))
+        with grad, uncompiled():
             yield
     finally:
         torch.set_default_dtype(default)

@@ -381,6 +381,8 @@ class FirstCall:
             otherwise = replace(first, out_in=not first.out_in)
             styles += [replace(first, layers=True), otherwise]
             styles += [replace(first, by_heads=True, out_in=x) for x in (False, True)]
+            if any("qkv" in name.lower() for name in self.call.weights):
+                styles += [replace(first, apart=True), replace(otherwise, apart=True)]
         if self.call.takes("rotation"):
             styles += [replace(first, tables=kind) for kind in TABLES[1:]]
         if self.call.takes("position_ids"):

@@ -28,6 +28,9 @@ def length_of_mask(sentence: str) -> int | None:
     return int(said[1]) if said and said[1] != said[2] else None
 
 
+_SHAPE = re.compile(r"shape|size|dim")  # in the line that unpacks too many
+
+
 def compared(sentence: str) -> list[tuple[int, int]]:
     """The sizes that PyTorch says do not match."""
     return [(int(a), int(b)) for a, b in _COMPARED.findall(sentence)]
@@ -61,7 +64,8 @@ class Refusals:
         self._needs_number |= is_bool and "bool tensor" in said
         depth, unpacked = _depth(case.layout), _UNPACKED.search(said)
         got = unpacked and (unpacked["got"] or unpacked["dims"])
-        if unpacked and case.mask is None and got in (None, str(depth)):
+        is_known = got == str(depth) or (got is None and _SHAPE.search(finding.detail))
+        if unpacked and case.mask is None and is_known:
             self._depths.add(depth)
         lengths = case.sizes.queries, case.sizes.keys
         unequal = {lengths, lengths[::-1]}.intersection(compared(said))

@@ -258,6 +258,7 @@ _KNOWN: dict[str, object] = {
     "get_tensor_model_parallel_world_size": lambda: 1,
     "get_model_parallel_rank": lambda: 0,
     "use_fused_attn": lambda *_: False,
+    **dict.fromkeys(("device", "DEVICE"), torch.device("cpu")),
     "to_ntuple": _of_length,
     **absent_attention.FUNCTIONS,
     **{f"to_{length}tuple": _of_length(length) for length in (1, 2, 3, 4)},

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from ..report import Finding
 from ..sandbox import draws
+from ..sandbox.compilers import uncompiled
 from ..sandbox.guard import Guard, Outcome, finding_of, message_of
 from ..sandbox.state import Snapshot
 from . import absent
@@ -89,7 +90,7 @@ def run_file(path: pathlib.Path, guard: Guard) -> tuple[types.ModuleType, Outcom
         guard.until_exit(neighbours.close)
         module.__package__ = neighbours.package
         _import_usual(module, trees, outcome)
-        with absent.calls_go_on(), draws.large_ones_repeat():
+        with absent.calls_go_on(), draws.large_ones_repeat(), uncompiled():
             for name, tree in trees:
                 script.all(tree.body, name)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

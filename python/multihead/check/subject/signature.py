@@ -568,9 +568,7 @@ def unpacks_input(subject: Subject, call: Call) -> bool:
 
 # batch_size = x.shape[0], or several: length, batch = x.size(0), x.size(1).
 _SIZE = r"\w+\.(?:shape\[\d\]|size\((?:dim=)?\d\))"
-_SIZES = re.compile(
-    rf"^ *(?P<names>\w+(?:, ?\w+)*) *= *(?P<of>{_SIZE}(?:, ?{_SIZE})*)", re.M
-)
+_SIZES = re.compile(rf"^ *(\w+(?:, ?\w+)*) *= *({_SIZE}(?:, ?{_SIZE})*)", re.M)
 
 
 def _counts_items(subject: Subject) -> bool | None:
@@ -580,7 +578,7 @@ def _counts_items(subject: Subject) -> bool | None:
     given = code.co_varnames[: code.co_argcount] if code else ()
     said = set()
     for found in _SIZES.finditer(text_of_entry(subject)):
-        names, sizes = (re.split(", ?", found[part]) for part in ("names", "of"))
+        names, sizes = (re.split(", ?", part) for part in found.groups())
         for name, size in zip(names, sizes):
             owner, axis = size.partition(".")[0], re.findall(r"\d", size)[-1]
             if _ITEMS.fullmatch(name.lower()) and owner in given and axis in "01":
