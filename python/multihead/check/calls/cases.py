@@ -217,11 +217,10 @@ ALONE = "one for each key, (L, E)"
 
 @dataclass(frozen=True)
 class Style:
-    """What the code wants beside names: arrays of NumPy, layers where others take
-    matrices, masks that are added, of any numbers if biased, matrices as (out, in), one
-    for each head, or q, k and v apart, (3, E, E), and tables of positions as one of
-    TABLES, or embeddings of DISTANCES, those or one for each key without a batch, ONCE
-    and ALONE, or numbers of positions, for each item or ONCE."""
+    """What the code wants: arrays of NumPy, layers for matrices, masks that are added,
+    of any numbers if biased, matrices as (out, in), one for each head, or q, k and v
+    apart, (3, E, E), and tables of positions as one of TABLES, or embeddings, DISTANCES,
+    ONCE or ALONE, or numbers of positions, for each item or ONCE."""
 
     numpy: bool = False
     layers: bool = False
@@ -238,13 +237,13 @@ class Case:
     """One run.
 
     relation: "cross" (keys longer than queries), "equal" (as long, other values) or
-    "self" (one tensor). mask: None or one of MASKS. padding: None, "mask", "wide
-    mask" or "lengths". is_causal: the flag is set; built_causal: that of the
-    constructor is; built_turned: that of rotary positions; built_shifted: that of
-    windows; built_cached: that of a cache. built_whole: its constructor is given no
-    dropout. own_dropout: dropout as the call's own default, which is this.
-    draw: what the random inputs start from. pads_between: padding is not at the end.
-    of_self: the mask is that of the queries' own sequence, beside keys of a context.
+    "self" (one tensor). mask: of MASKS. padding: of PADDINGS, or "lengths". is_causal:
+    the flag is set; built_causal: that of the constructor is; built_turned: that of
+    rotary positions; built_shifted: that of windows; built_cached: that of a cache.
+    built_whole: its constructor is given no dropout. own_dropout: the call's own
+    default of it. draw: what the random inputs start from. pads_between: padding is not
+    at the end. of_self: the mask is that of the queries' own sequence, beside keys of a
+    context.
     """
 
     name: str
