@@ -24,8 +24,7 @@ _GROUPED = (*_CONVOLUTIONS, nn.GroupNorm)
 LAYER = "(B, L, E)"
 SEQUENCE_FIRST = "(L, B, E)"
 UNBATCHED = "(L, E)"
-# As convolutions have them; the pixels of an image are a sequence.
-CHANNELS_FIRST = "(B, E, L)"
+CHANNELS_FIRST = "(B, E, L)"  # of convolutions; the pixels of an image are a sequence
 IMAGE = "(B, E, Y, X)"
 IMAGE_LAST = "(B, Y, X, E)"
 HEADS = "(B, H, L, D)"
