@@ -60,14 +60,17 @@ Tensor rows_of(const Tensor& whole, int64_t features) {
       .contiguous();
 }
 
-// Of heads (B, H, L, d), or (H, B, L, d) in the same memory: the position of
-// each number, in order.
-Tensor positions_of(const Tensor& heads, bool heads_first) {
+// How heads and items lie in memory: (B / inner, H, inner, L, d), where `inner`
+// is 1 if items come first, B if heads do, and between the two if an item has
+// been cut into blocks behind its heads.
+
+// The position of each number, in order.
+Tensor positions_of(const Tensor& heads, int64_t inner) {
   const int64_t length = heads.size(2), width = heads.size(3);
   const Tensor number = at::arange(heads.numel(), at::kLong);
   const Tensor row = number.floor_divide(length * width);
-  const Tensor item = heads_first ? row.remainder(heads.size(0))
-                                  : row.floor_divide(heads.size(1));
+  const Tensor item =
+      row.floor_divide(inner * heads.size(1)) * inner + row.remainder(inner);
   return item * length + number.floor_divide(width).remainder(length);
 }
 
@@ -110,22 +113,19 @@ bool is_telling(const Tensor& heads) {
 
 // Whether a position has a row in each head, and all of them come of its own.
 bool is_split_well(const Tensor& projected, const Tensor& heads, int64_t times,
-                   bool heads_first) {
-  std::vector<int64_t> shape = heads.sizes().vec();
-  if (heads_first) std::swap(shape[0], shape[1]);
+                   int64_t inner) {
   const int64_t features = times * heads.size(1) * heads.size(3);
   const Tensor row_of =
       rows_of(projected, features)
           .view({-1})
           .index_select(0, places(projected, heads).view({-1}))
-          .view(shape);
-  return is_of_one(row_of, 3) && is_of_one(row_of, heads_first ? 0 : 1);
+          .view({-1, heads.size(1), inner, heads.size(2), heads.size(3)});
+  return is_of_one(row_of, 4) && is_of_one(row_of, 1);
 }
 
-bool is_merged_well(const Tensor& heads, const Tensor& merged,
-                    bool heads_first) {
+bool is_merged_well(const Tensor& heads, const Tensor& merged, int64_t inner) {
   const Tensor positions =
-      positions_of(heads, heads_first)
+      positions_of(heads, inner)
           .index_select(0, places(heads, merged).view({-1}))
           .view(merged.sizes());
   const int64_t features = heads.size(1) * heads.size(3);
@@ -134,21 +134,21 @@ bool is_merged_well(const Tensor& heads, const Tensor& merged,
 
 // Of (B, L, H·d) or (L, B, H·d): whether each row is of the item that it stands
 // for. Positions may have been sorted otherwise.
-bool keeps_items(const Tensor& heads, const Tensor& merged, bool heads_first) {
+bool keeps_items(const Tensor& heads, const Tensor& merged, int64_t inner) {
   const int64_t batch = heads.size(0), length = heads.size(2);
   const bool is_batch_first =
       merged.dim() == 3 && merged.size(0) == batch && merged.size(1) == length;
   const bool is_length_first =
       merged.dim() == 3 && merged.size(0) == length && merged.size(1) == batch;
   if (is_batch_first == is_length_first) return true;
-  const Tensor items = positions_of(heads, heads_first)
+  const Tensor items = positions_of(heads, inner)
                            .floor_divide(length)
                            .index_select(0, places(heads, merged).view({-1}))
                            .view(merged.sizes());
   return is_of_one(items, is_batch_first ? 1 : 0);
 }
 
-std::optional<Finding> misplaced(const ObservedCall& call, bool heads_first) {
+std::optional<Finding> misplaced(const ObservedCall& call, int64_t inner) {
   constexpr const char* kOf[] = {"It is the queries.", "It is the keys.",
                                  "It is the values."};
   for (int role = 0; role < 3; ++role) {
@@ -158,7 +158,7 @@ std::optional<Finding> misplaced(const ObservedCall& call, bool heads_first) {
     for (const int64_t times : {3, 1}) {
       const auto projected = like(call, heads, times);
       if (!projected.empty() &&
-          !is_split_well(projected.front(), heads, times, heads_first)) {
+          !is_split_well(projected.front(), heads, times, inner)) {
         return finding("heads_not_transposed", kOf[role]);
       }
       if (!projected.empty()) break;
@@ -167,10 +167,10 @@ std::optional<Finding> misplaced(const ObservedCall& call, bool heads_first) {
   // The last of them is projected next.
   const auto merged = like(call, call.out, 1);
   if (merged.empty()) return std::nullopt;
-  if (!is_merged_well(call.out, merged.back(), heads_first))
+  if (!is_merged_well(call.out, merged.back(), inner))
     return finding("merge_not_transposed", "");
   for (const Tensor& x : merged) {
-    if (!keeps_items(call.out, x, heads_first))
+    if (!keeps_items(call.out, x, inner))
       return finding("merge_of_batch_and_heads", "");
   }
   return std::nullopt;
@@ -184,9 +184,16 @@ std::optional<Finding> misplaced(const ObservedCall& call) {
       !is_telling(call.out)) {
     return std::nullopt;
   }
-  // Which axis counts the heads, what they compute does not tell.
-  auto found = misplaced(call, /*heads_first=*/false);
-  if (found && !misplaced(call, /*heads_first=*/true)) found.reset();
+  // Which axes count the heads and the items, what they compute does not tell:
+  // it is the order under which the most is right.
+  const int64_t batch = call.inputs[0].size(0);
+  std::optional<Finding> found;
+  for (int64_t inner = 1; inner <= batch; ++inner) {
+    if (batch % inner != 0) continue;
+    std::optional<Finding> other = misplaced(call, inner);
+    if (!other) return std::nullopt;
+    if (!found || found->stage == name_of(Stage::kHeads)) found = other;
+  }
   return found;
 }
 

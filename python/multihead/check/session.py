@@ -13,8 +13,7 @@ from torch import nn
 from .calls import cases, forms, undefined
 from .calls.models import has_head_behind
 from .calls.one_by_one import is_stepwise, one_by_one
-from .calls.recurrent import recurrent
-from .calls.unusual import FORMS_LEFT, in_said_forms, in_unusual_forms
+from .calls.unusual import FORMS_LEFT, beside_plain, in_said_forms, in_unusual_forms
 from .capture import devices, weights
 from .capture.runner import Run, Runner
 from .options import Options
@@ -336,7 +335,7 @@ class Examination:
                 base = self.first_call.find((cases.IMAGE,))
                 yield from [Way(self.runner, base)] if base else []
         refusals = [f.sentence for f in self.first_call.findings]
-        beside = recurrent if found else one_by_one
+        beside = beside_plain if found else one_by_one
         for way in self._in_forms(beside(subject, call)):
             found = True
             yield way

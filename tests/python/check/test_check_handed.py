@@ -141,3 +141,39 @@ def test_lengths_before_items_by_their_names():
     report = multihead.check(OfMemories)
     assert report.judgement == "right", str(report)
     assert "tensors as (L, B, E)" in str(report)
+
+
+class Blocks(Heads):
+    """Blocks of a sequence, each of which attends to itself."""
+
+    scales = True
+
+    def __init__(self, dim, num_heads, block_size=32):
+        super().__init__(dim, num_heads)
+        self.block_size = block_size
+
+    def forward(self, x):
+        B, N, C = x.shape
+        assert N % self.block_size == 0
+        cut = (B, self.num_heads, N // self.block_size, self.block_size, -1)
+        q, k, v = (t.reshape(cut) for t in self.heads(x))
+        scores = q @ k.mT / (q.shape[-1] ** 0.5 if self.scales else 1)
+        return self.together(scores.softmax(-1) @ v, B, N, C)
+
+    def together(self, x, B, N, C):
+        return self.o(x.permute(0, 2, 3, 1, 4).reshape(B, N, C))
+
+
+class UnscaledBlocks(Blocks):
+    scales = False
+
+
+class BlocksAsTheyLie(Blocks):
+    def together(self, x, B, N, C):
+        return self.o(x.reshape(B, N, C))
+
+
+def test_blocks_of_a_sequence():
+    assert multihead.check(Blocks).judgement == "right", str(multihead.check(Blocks))
+    assert multihead.check(UnscaledBlocks).cause == "scale_missing"
+    assert multihead.check(BlocksAsTheyLie).cause == "merge_not_transposed"

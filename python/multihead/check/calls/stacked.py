@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Code that is handed the parts of what attends: vectors of an item that become its
 tokens, as those of a text, an image and a table, each (B, E); or a sequence with how many
-frames and patches it is of."""
+frames and patches it is of. And code that takes sequences apart, into blocks that attend
+to themselves."""
 
 import inspect
 import re
@@ -24,6 +25,12 @@ _STACKS = r"\bstack\(|unsqueeze\(\s*(?:dim\s*=\s*)?[01]\s*\)|\[:, ?None"
 _STACKS_THEM = r"\bstack\(\s*[\[(]\s*{0}\s*,\s*{1}\b"
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _MOST = 6  # vectors
+_BLOCK = 3  # positions, as many as a window is told to have
+# N // self.window_size, N % block, rearrange(x, "b (n w) d -> ...")
+_CUTS = re.compile(
+    r"(?://|%)\s*(?:self\.)?(?:\w*(?:window|block|chunk|bucket|segment)\w*|ws?)\b|"
+    r"\(\s*\w+\s+(?:w|window|block|chunk)\w*\s*\)"
+)
 _FRAMES = {"frames", "frame", "nframes", "clips"}
 _PATCHES = {"patches", "patch", "joints", "spatial", "tokens"}
 
@@ -103,4 +110,28 @@ def of_frames(subject: Subject, call: Call) -> Iterator[Form]:
     said = f"{', '.join(frames + patches)} of two frames"
     form = formed(subject, parameters, how, (cases.LAYER,), said)
     form.batch, form.queries = 4, 6
+    yield form
+
+
+def in_blocks(subject: Subject, call: Call) -> Iterator[Form]:
+    """With two items behind one another, (B / 2, 2·L, E), which it takes apart again, as
+    windows of a sequence."""
+    sequence = call.parameter("x")
+    if sequence is None or not _CUTS.search(subject.source):
+        return
+
+    def how(target: object, /, **given: object) -> object:
+        x = given[sequence]
+        if len(x) % 2:  # type: ignore[arg-type]
+            raise ValueError("it takes the blocks of two items")
+        given[sequence] = x.flatten(0, 1).unflatten(0, (-1, 2 * x.shape[1]))  # type: ignore[attr-defined]
+        returned = called(subject, target, given)
+        out = returned[0] if isinstance(returned, tuple) else returned
+        return out.reshape(*x.shape[:2], -1)  # type: ignore[attr-defined]
+
+    how.splits_batch = how.cuts_blocks = True  # type: ignore[attr-defined]
+    parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
+    said = "a sequence taken for two blocks, each of which attends to itself"
+    form = formed(subject, parameters, how, (cases.LAYER,), said)
+    form.batch, form.queries = 4, _BLOCK
     yield form

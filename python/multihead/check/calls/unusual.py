@@ -16,7 +16,7 @@ from .images import of_images
 from .learned import with_learned_queries
 from .models import of_models
 from .recurrent import recurrent
-from .stacked import of_frames, of_stacked, of_vectors
+from .stacked import in_blocks, of_frames, of_stacked, of_vectors
 from .tokens import of_tokens
 from .videos import of_videos, takes_videos
 
@@ -41,6 +41,12 @@ def in_said_forms(subject: Subject, call: Call) -> Iterator[Form]:
     yield from of_stacked(subject, call)
     if takes_videos(subject):
         yield from of_videos(subject, call)
+
+
+def beside_plain(subject: Subject, call: Call) -> Iterator[Form]:
+    """Those that may explain more of code that takes a plain call, too."""
+    yield from recurrent(subject, call)
+    yield from in_blocks(subject, call)
 
 
 def in_unusual_forms(

@@ -313,7 +313,8 @@ class Runner:
         built = self.construction
         if self.call.takes("sliding_window"):
             return case.sizes.sliding_window
-        if built is not None and built.takes("sliding_window"):
+        in_blocks = getattr(self.subject.how, "cuts_blocks", False)
+        if built is not None and built.takes("sliding_window") and not in_blocks:
             # None where another setting switches it off, as that of a layer's kind.
             names = [n for n, role in built.roles.items() if role == "sliding_window"]
             off = any(getattr(target, name, True) is None for name in names)
