@@ -138,8 +138,26 @@ bool read_norm(const Observation& from, const std::string& owner,
   return true;
 }
 
+// Whether the members mix heads: (H, H), or as a convolution has it, and (H).
+bool read_mix(const std::map<std::string, Tensor>& members,
+              ObservedCall& call) {
+  const int64_t heads = call.sizes.heads;
+  if (heads < 2 || members.size() > 2) return false;
+  HeadMix mix;
+  for (const auto& [name, x] : members) {
+    const bool is_matrix = x.dim() >= 2 && x.numel() == heads * heads &&
+                           x.size(0) == heads && x.size(1) == heads;
+    if (is_matrix) mix.weight = x.reshape({heads, heads});
+    if (!is_matrix && (x.dim() != 1 || x.numel() != heads)) return false;
+    if (!is_matrix) mix.bias = x;
+  }
+  if (mix.weight.defined()) call.mixes.push_back(mix);
+  return mix.weight.defined();
+}
+
 void read_parameters(const Observation& from, ObservedCall& call) {
   for (const auto& [owner, members] : unused_by_owner(from, call)) {
+    if (read_mix(members, call)) continue;
     const bool is_norm = read_norm(from, owner, members, call);
     for (const auto& [name, x] : members) {
       if (x.numel() == 1 || (x.numel() == call.sizes.heads && x.dim() != 2)) {

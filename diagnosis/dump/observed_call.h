@@ -50,6 +50,11 @@ struct Norm {
       0;  ///< of features, where statistics are taken over positions
 };
 
+/// What learned numbers make of all heads: (H, H), as a layer has it, and (H).
+struct HeadMix {
+  at::Tensor weight, bias;
+};
+
 /// Draws of dropout: 1 = kept, and how likely it is to drop. is_folded: items
 /// and heads were one dimension, read here as (B·H, …).
 struct Draws {
@@ -112,6 +117,7 @@ struct ObservedCall {
   /// A fused matrix read in other ways; empty without one.
   std::map<FusedOrder, AlignedWeights> weights_by_order;
   std::vector<Norm> norms;         ///< left over among the weights
+  std::vector<HeadMix> mixes;      ///< likewise
   std::optional<double> norm_eps;  ///< of layer norms that say none
   /// Learned numbers, (1,) or (H,), left over likewise, and one that was given
   /// as an argument.

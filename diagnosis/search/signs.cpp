@@ -37,6 +37,10 @@ class Signs {
                  ? shows_unknown_bias(with)
                  : shows_bias(with);
     }
+    if (with.mixed_scores != without.mixed_scores ||
+        with.mixed_weights != without.mixed_weights) {
+      return shows_mixed(without, with);
+    }
     if (sign == Sign::kWeights) return shows_weights(without, with);
     const auto before = simulate(call_, without);
     if (with.rotary == Rotary::kShown && without.rotary != with.rotary) {
@@ -237,6 +241,24 @@ class Signs {
             in_some_way(kHeadFaults, with, [&](const Recipe& recipe) {
               return is_possible(recipe);
             }));
+  }
+
+  // Heads that are mixed: other scores, or another context.
+  bool shows_mixed(const Recipe& without, const Recipe& with) const {
+    const bool in_scores = with.mixed_scores != without.mixed_scores;
+    const auto seen = in_scores ? &Stages::scores : &Stages::context;
+    const auto holds = [&](const Recipe& recipe) {
+      return causal_or_not(recipe, [&](const Recipe& after) {
+        Recipe before = after;
+        before.mixed_scores = without.mixed_scores;
+        before.mixed_weights = without.mixed_weights;
+        const auto x = simulate(call_, before), y = simulate(call_, after);
+        return x && y && !is_same((*x).*seen, (*y).*seen) &&
+               shows(call_, *y, (*y).*seen, precision_);
+      });
+    };
+    return scaled_in_some_way(with, holds) ||
+           (!in_scores && in_some_way(kWeightFaults, with, holds));
   }
 
   // Beside a learned number scores may be scaled wrongly; else that were too

@@ -362,9 +362,10 @@ const std::vector<Convention> kReadings = {
 
 std::span<const Convention> all_conventions() {
   static const std::vector<Convention> all = [] {
-    std::vector<Convention> both = kReadings;
-    both.insert(both.end(), kStructure.begin(), kStructure.end());
-    return both;
+    std::vector<Convention> some = kReadings;
+    some.insert(some.end(), kStructure.begin(), kStructure.end());
+    some.insert(some.end(), kMixing.begin(), kMixing.end());
+    return some;
   }();
   return all;
 }

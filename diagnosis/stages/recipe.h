@@ -328,6 +328,15 @@ constexpr bool is_of_distance(PositionBias kind) {
 /// Which projections are one matrix.
 enum class Shared { kNothing, kQueryKey, kKeyValue, kQueryValue, kAll };
 
+/// Which of a call's mixes meets a number of each head, if one does; turned:
+/// from the other side.
+struct MixedHeads {
+  int which = -1;
+  bool turned = false;
+
+  bool operator==(const MixedHeads&) const = default;
+};
+
 /// What implementations choose without being wrong.
 struct Habits {
   // How what was given is read.
@@ -364,6 +373,7 @@ struct Habits {
   Rotary rotary = Rotary::kNone;
   LearnedScale learned_scale = LearnedScale::kNone;
   bool softcapped = false;  ///< scores c·tanh(s / c), c as the trace has it
+  MixedHeads mixed_scores, mixed_weights;
   PositionBias position_bias = PositionBias::kNone;
   Sink sink = Sink::kNone;
   SinkWeight sink_weight = SinkWeight::kLeftOut;

@@ -93,6 +93,7 @@ Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
     scores = scores * learned_factor(call, recipe.learned_scale);
   }
   if (recipe.softcapped) scores = softcapped(call, scores);
+  scores = mixed(call, recipe.mixed_scores, scores);
   if (recipe.position_bias != PositionBias::kNone) {
     const bool adds_mask = recipe.mask.effect != MaskEffect::kIgnored;
     const bool adds_padding = recipe.padding.effect != MaskEffect::kIgnored;
@@ -138,6 +139,7 @@ Tensor weigh(const ObservedCall& call, const Recipe& recipe,
       recipe.normalise == softmax_over_keys && !recipe.blockwise) {
     weights = weights.masked_fill(masked.fully_masked.unsqueeze(-1), 0.0);
   }
+  weights = mixed(call, recipe.mixed_weights, weights);
   weights = narrowed(weights, recipe, Narrow::kSoftmax);
   if (masked.keep_after.defined()) weights = weights * masked.keep_after;
   if (recipe.scale == scale_weights) {

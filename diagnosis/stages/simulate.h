@@ -116,6 +116,10 @@ at::Tensor learned_factor(const ObservedCall& call, LearnedScale scale);
 /// numbers for some c. Impossible: it does not.
 at::Tensor softcapped(const ObservedCall& call, const at::Tensor& scores);
 
+/// x (B, H, Lq, Lk), each head a sum of all, with learned weights.
+at::Tensor mixed(const ObservedCall& call, const MixedHeads& how,
+                 const at::Tensor& x);
+
 /// The score (1 or H, 1, 1) of a key that has no value.
 at::Tensor sink_score(const ObservedCall& call, Sink sink);
 
@@ -228,7 +232,7 @@ inline bool shows_its_way(const ObservedCall& call) {
 
 /// How what is given is read; and what else stands in the same module, in the
 /// order in which it meets the data.
-extern const std::vector<Convention> kReadings, kStructure;
+extern const std::vector<Convention> kReadings, kStructure, kMixing;
 
 // ---- The faults of each file -----------------------------------------------
 

@@ -177,3 +177,21 @@ def test_blocks_of_a_sequence():
     assert multihead.check(Blocks).judgement == "right", str(multihead.check(Blocks))
     assert multihead.check(UnscaledBlocks).cause == "scale_missing"
     assert multihead.check(BlocksAsTheyLie).cause == "merge_not_transposed"
+
+
+class OfOneSequence(Heads):
+    """(L, dim), returned as one item."""
+
+    def forward(self, query, key, value):
+        q, k, v = (
+            t.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
+            for t in (self.q(query), self.k(key), self.v(value))
+        )
+        context = torch.bmm((torch.bmm(q, k.mT) / q.shape[-1] ** 0.5).softmax(-1), v)
+        context = context.transpose(0, 1).contiguous()
+        return self.o(context.view(query.shape[0], -1, query.shape[1]))
+
+
+def test_one_sequence_may_come_back_as_one_item():
+    report = multihead.check(OfOneSequence)
+    assert report.judgement == "right", str(report)

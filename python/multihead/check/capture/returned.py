@@ -14,6 +14,7 @@ from torch import Tensor
 from ..calls.cases import (
     HEADS,
     HEADS_LATER,
+    UNBATCHED,
     IMAGE,
     IMAGES,
     LAYER,
@@ -106,6 +107,8 @@ def split(
     rows = as_sequence(query, case).shape[:-1]
     if case.layout == IMAGE:
         tensors = [_channels_first(t, query) for t in tensors]
+    if case.layout == UNBATCHED:
+        tensors = [_of_one_item(t, query) for t in tensors]
     sequences = [as_sequence(t, case) for t in tensors]
     fitting = [t for t in sequences if t.shape[:-1] == rows and t.dim() > 1]
     if isinstance(returned, dict):  # which may hold what came in, too
@@ -146,6 +149,15 @@ def _check_kinds(tensors: list[Tensor]) -> None:
                 f"It returns {kind} where a plain tensor of real numbers is expected.",
                 "Return the output as a dense tensor in the type of the query.",
             )
+
+
+def _of_one_item(tensor: Tensor, query: Tensor) -> Tensor:
+    """(L, E) of what comes back with an axis for one item, (1, L, E) or (L, 1, E)."""
+    for axis in (0, 1):
+        if tensor.dim() == 3 and tensor.shape[axis] == 1:
+            if tensor.shape[1 - axis] == len(query):
+                return tensor.squeeze(axis)
+    return tensor
 
 
 def _channels_first(tensor: Tensor, query: Tensor) -> Tensor:
