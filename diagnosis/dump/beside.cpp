@@ -230,6 +230,7 @@ int digits_of(const ObservedCall& call) {
 void read_beside(const Observation& from, ObservedCall& call) {
   call.window = window_of(from);
   call.norm_eps = number_at(from, "norm_eps");
+  call.norm_eps_by_hand = number_at(from, "norm_eps_by_hand");
   if (const auto block = number_at(from, "block_size"); block && *block >= 1) {
     call.block = static_cast<int64_t>(std::min(*block, 1e9));
   }

@@ -348,7 +348,9 @@ class Signs {
                              is_numbers_of(y, call_.out - call_.inputs[0]));
         // What has unit length on the way is normed by factors behind it, too.
         const bool of_heads = std::ranges::any_of(heads, [&](const Tensor& h) {
-          return is_numbers_of(x, h) ||
+          // One that is written out centres them first.
+          const Tensor centred = h - h.mean(-1, /*keepdim=*/true);
+          return is_numbers_of(x, h) || is_numbers_of(x, centred) ||
                  (h.size(-1) == width &&
                   is_numbers_of(y, normalised(call_, with.context_norm,
                                               NormPlace::kContext, 2, h)));

@@ -100,6 +100,7 @@ double usual_eps(const ObservedCall& call, NormKind kind) {
   const bool is_layer =
       kind == NormKind::kLayer || kind == NormKind::kLayerFromOne;
   if (call.norm_eps && is_layer) return *call.norm_eps;
+  if (call.norm_eps_by_hand) return *call.norm_eps_by_hand;
   if (is_layer || kind == NormKind::kGroup) return 1e-5;
   if (kind == NormKind::kByHand) return 1e-6;
   return call.dtype == at::kDouble ? 0x1p-52 : 0x1p-23;

@@ -187,7 +187,7 @@ def _switch(role: str | None, parameter, case: Case, is_called: bool) -> object:
         "average_weights": False if case.returns_weights else _LEFT,
         "shares_heads": True if case.sizes.kv_heads else _LEFT,
         "flag": False,
-        "zero": 0,
+        "zero": _first_place(parameter, case),
         "batch": case.sizes.batch,
         # Of nodes, (L,): one graph.
         "graphs": torch.zeros(case.sizes.queries, dtype=torch.int64),
@@ -224,6 +224,12 @@ def _switch(role: str | None, parameter, case: Case, is_called: bool) -> object:
             return dropout if case.training else _LEFT
         return DROPOUT if case.training else 0.0
     return given.get(role, _LEFT)
+
+
+def _first_place(parameter: inspect.Parameter, case: Case) -> object:
+    """Of a first call: 0, or the positions (L,) of its tokens, cache_position."""
+    is_tensor = normal(parameter.name) == "cacheposition"
+    return torch.arange(case.sizes.queries) if is_tensor else 0
 
 
 def _is_layer(parameter: inspect.Parameter) -> bool:

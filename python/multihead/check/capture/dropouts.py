@@ -8,7 +8,7 @@ from torch import nn
 
 from ..report import Finding
 from ..subject.texts import text_of
-from .record import Frames
+from .frames import Frames
 
 _OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
 # What may be for weights, and what is for something else.

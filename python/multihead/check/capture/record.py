@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Watches code while it runs: each operation below autograd, and what the
-functions of the code call their variables.
+"""Watches code while it runs: each operation below autograd.
 
 Storages, not tensors, are followed: a view is a tensor of its own, but it shares
 the storage of what it shows.
@@ -8,13 +7,10 @@ the storage of what it shows.
 
 import contextlib
 import copy
-import importlib.util
 import math
-import os
 import re
 import sys
-import types
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -62,6 +58,7 @@ class Origin:
 
 
 _UNKNOWN = Origin()
+_LARGEST_EPS = 1e-2
 
 
 @dataclass
@@ -116,6 +113,8 @@ class Recorder(TorchDispatchMode):
         self.spread: float | None = None
         # What norms without parameters of their own add to the variance.
         self.norm_eps: float | None = None
+        # What is added to one number for each position, before there are weights.
+        self.eps_by_hand: float | None = None
         # Whether what is computed in float64 met a tensor of float32, as of a scale.
         self.rounds = False
         # Whether there was a softmax, and whether inputs met in a product before it.
@@ -190,6 +189,15 @@ class Recorder(TorchDispatchMode):
         self._note_rounding(operands, results)
         if name == "native_layer_norm":
             self.norm_eps = float(args[4])
+        if name in ("add", "add_") and not self.has_softmax:
+            self._note_eps(args, results)
+
+    def _note_eps(self, args: tuple, results: list[Tensor]) -> None:
+        """x.square().mean(-1, keepdim=True) + eps, as of a norm that is written out."""
+        eps = args[1] if len(args) > 1 else None
+        if isinstance(eps, float) and 0 < eps <= _LARGEST_EPS:
+            if results[0].shape[-1:] == (1,) and self.origin(results[0]).inputs:
+                self.eps_by_hand = eps
 
     def origin(self, tensor: Tensor) -> Origin:
         return self.origins.get(storage(tensor), _UNKNOWN)
@@ -542,59 +550,3 @@ def _tensors(values):
                 yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
-
-
-class Frames:
-    """The variables of the code's own functions as they return, inner ones first;
-    not those of libraries and of this package. `with Frames() as frames:` around a run.
-    """
-
-    def __init__(self) -> None:
-        # The last ones: functions that call others return after them.
-        self.found: deque[dict[str, object]] = deque(maxlen=200)
-        self.called: set[str] = set()  # methods with their classes, and functions
-        # Layers made during the run, whose names may be gone by its end.
-        self.linears: list[nn.Linear] = []
-        # Layers of dropout that were called, and how often each layer was, by identity.
-        self.dropouts: set[int] = set()
-        self.calls: Counter[int] = Counter()
-
-    def __enter__(self) -> "Frames":
-        self._previous = sys.getprofile()
-        sys.setprofile(self._note)
-        return self
-
-    def __exit__(self, *_) -> None:
-        sys.setprofile(self._previous)
-
-    @property
-    def turn(self) -> bool:
-        """Whether functions ran that turn by positions, as their names say."""
-        return any(map(ROTARY.search, self.called))
-
-    def _note(self, frame: types.FrameType, event: str, _) -> None:
-        if event != "return":
-            return
-        code = frame.f_code
-        if code is nn.Linear.__init__.__code__:
-            self.linears.append(frame.f_locals["self"])
-        elif code is nn.Dropout.forward.__code__:
-            self.dropouts.add(id(frame.f_locals["self"]))
-        elif code is nn.Module._call_impl.__code__:
-            self.calls[id(frame.f_locals["self"])] += 1
-        generated = code.co_filename == "<string>" and code.co_name.startswith("__")
-        if not generated and not code.co_filename.startswith(_FOREIGN):
-            self.found.append(dict(frame.f_locals))
-            owner = type(frame.f_locals.get("self")).__name__
-            self.called.add(f"{owner}.{code.co_name}")
-
-
-ROTARY = re.compile(r"(?<![A-Za-z])rope|Rope|R[oO]PE|[Rr]otary|[Rr]otat")  # no property
-_NUMPY = importlib.util.find_spec("numpy")
-_FOREIGN = (
-    os.path.dirname(torch.__file__) + os.sep,
-    os.path.dirname((_NUMPY and _NUMPY.origin) or torch.__file__) + os.sep,
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
-    os.path.dirname(os.__file__) + os.sep,
-    "<frozen",
-)

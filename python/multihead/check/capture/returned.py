@@ -14,10 +14,10 @@ from torch import Tensor
 from ..calls.cases import (
     HEADS,
     HEADS_LATER,
-    UNBATCHED,
     IMAGE,
     IMAGES,
     LAYER,
+    UNBATCHED,
     Case,
     as_sequence,
     query_axis,

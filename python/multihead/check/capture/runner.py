@@ -7,7 +7,7 @@ import functools
 import re
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,11 @@ from ..subject.holding import has_storage, held, holds_rounded_numbers, of_closu
 from ..subject.promised import adds_a_little, leaves_gradients
 from ..subject.signature import Call
 from ..subject.target import Subject, text_of_file
-from . import cached, devices, weights
+from . import cached, devices, weights, windows
 from .dropouts import idle_dropouts, is_forgotten, is_of_weights
+from .frames import Frames
 from .modes import Modes
 from .record import (
-    Frames,
     NothingHuge,
     Recorder,
     copied,
@@ -298,7 +298,7 @@ class Runner:
         run.twice = called_twice(target, frames, self.subject.source)
         run.forgotten = any(is_forgotten(target, path) for path in run.idle)
         run.idle_dropout = next(filter(is_of_weights, run.idle), "")
-        run.window = self._window(target, frames, case)
+        run.window = windows.size(self, target, frames, case)
         held = self.call.takes("mask") and not sliding.is_read(self.subject.source)
         run.window_elsewhere = held or self.call.takes("past")
         run.parameters = weights.collect(
@@ -306,34 +306,6 @@ class Runner:
         )
         if case.gradients and not case.style.numpy and run.asks is None:
             self._differentiate(run, weights.named(target, recorder))
-
-    def _window(self, target: object, frames: Frames, case: Case) -> int | None:
-        """How many keys a query may see, where it was told, or an attribute or a
-        variable says so."""
-        built = self.construction
-        if self.call.takes("sliding_window"):
-            return case.sizes.sliding_window
-        in_blocks = getattr(self.subject.how, "cuts_blocks", False)
-        if built is not None and built.takes("sliding_window") and not in_blocks:
-            # None where another setting switches it off, as that of a layer's kind.
-            names = [n for n, role in built.roles.items() if role == "sliding_window"]
-            off = any(getattr(target, name, True) is None for name in names)
-            own = getattr(target, "__dict__", {})
-            off |= any(not v and sliding.is_flag(n, v) for n, v in own.items())
-            return None if off else case.sizes.sliding_window
-        slides = sliding.is_sliding(self.subject.source)
-        own = [vars(target)] if isinstance(target, nn.Module) else []
-        settings = [vars(v) for o in own for v in o.values() if is_dataclass(v)]
-        for variables in [*own, *settings, *frames.found]:
-            for name, value in variables.items():
-                if type(value) is not int or value <= 0:
-                    continue
-                named = _WINDOW.fullmatch(name.lower())
-                if named or (
-                    slides and own[:1] == [variables] and sliding.is_size(name)
-                ):
-                    return value
-        return None
 
     def _of_one_position(
         self, returned: object, case: Case, query: Tensor, recorder: Recorder
@@ -572,9 +544,6 @@ def _of_unset(names: list[str]) -> Finding:
         "Initialise it, as by nn.init.xavier_uniform_.",
         kind="remark",
     )
-
-
-_WINDOW = re.compile(r"(sliding|local|attention|attn)_?window(_?size)?")
 
 
 def _detached(module: object) -> dict[int, object]:

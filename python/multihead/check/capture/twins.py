@@ -7,7 +7,7 @@ from torch import nn
 
 from ..report import Finding
 from .dropouts import is_spoken_of
-from .record import Frames
+from .frames import Frames
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _TIES = re.compile(r"ti(?:e|ed|es|ing)\b|shar(?:e|es|ed|ing)|reus|siamese", re.I)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ..subject.holding import Held, walk, wrappers
 from ..subject.roles import is_weight, projection, speaks
 from ..subject.words import is_position_bias
+from .frames import Frames
 from .places import place
-from .record import Frames, Recorder, Use
+from .record import Recorder, Use
 
 
 @dataclass

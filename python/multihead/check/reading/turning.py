@@ -13,7 +13,7 @@ from torch import Tensor
 from ..calls import arguments, cases
 from ..capture import core
 from ..capture.core import Core
-from ..capture.record import ROTARY
+from ..capture.frames import ROTARY
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.target import text_of_file

@@ -158,15 +158,23 @@ _NO_LENGTHS |= {"target", "q", "query", "queries", "threshold", "last"}
 _OF_PREFIX = {"prefix", "src"}
 _OF_TEXT = {"prefix", "prompt", "context", "question"}  # of tokens that are some of all
 _DOCUMENTS = {"doc", "docs", "document", "documents", "segment", "segments", "seg"}
+# As functions of flex_attention have them, for one query and one key.
+_SAME_DOCUMENT = re.compile(r"\b(\w+)\[[^\]\n]+\]\s*==\s*\1\[")
+_IN_PREFIX = re.compile(r"\b(?:k\w*|j)\s*<\s*\w*prefix\w*\[")
 _OPENS = re.compile(r"\|(?!\|)|logical_or|maximum\(")
 
 
-def of_numbers(call: "Call", source: str, whole: str) -> None:
+def of_numbers(call: "Call", source: str, whole: str, file: str) -> None:
     """What is compared with positions, or by positions: documents, and lengths, one for
     each item, of tokens that are no padding, or of a prefix that all see where later
-    keys are hidden. source: the text of what is called; whole: that of all its code."""
-    of_documents(call, source, whole)
+    keys are hidden. source: the text of what is called; whole: that of all its code;
+    file: that of its file, which may have functions for flex_attention."""
+    of_documents(call, source, whole, file)
     of_places(call, source)
+    if _IN_PREFIX.search(file):
+        named = (n for n, r in call.roles.items() if r is None)
+        found = (n for n in named if _OF_PREFIX & set(words(n)))
+        call.roles |= dict.fromkeys(found, "prefix")
     is_causal = re.search(r"causal|tril|triu|\[:, None\]\s*>=", source)
     may_open = is_causal and _OPENS.search(source) and not call.takes("context")
     places = "|".join(_PLACES.findall(source)) or "arange"
@@ -197,7 +205,7 @@ def of_places(call: "Call", source: str) -> None:
             call.roles[p.name] = "positions"
 
 
-def of_documents(call: "Call", source: str, whole: str) -> None:
+def of_documents(call: "Call", source: str, whole: str, file: str) -> None:
     """Numbers that are compared with each other, query by key: those of the documents
     in one sequence, which do not see each other; or where each of them ends,
     cu_seqlens (n + 1,), beside tokens (L, E)."""
@@ -215,7 +223,7 @@ def of_documents(call: "Call", source: str, whole: str) -> None:
         named = set(words(parameter.name)) & _DOCUMENTS
         made = re.search(compared, whole, re.M) if named else None
         given = made and re.search(rf"return [^\n]*\b{made[1]}\b", whole)
-        if hides or given:
+        if hides or given or (named and _SAME_DOCUMENT.search(file)):
             call.roles[parameter.name] = "documents"
 
 

@@ -30,7 +30,7 @@ from .masking import (
 )
 from .pairs import roles_of_pairs, roles_of_sides
 from .roles import SIZES, TENSORS, is_weight, normal
-from .target import Subject, is_wrapped
+from .target import Subject, is_wrapped, text_of_file
 from .texts import source_of
 from .words import (
     role_of_words,
@@ -224,7 +224,7 @@ def read(subject: Subject) -> Call:
     if call.parameters and call.parameters[0] is _UNKNOWN[0]:
         call.guess([p.name for p in call.parameters], "query, key and value")
     of_raw_tokens(call, subject, text_of_entry(subject))
-    of_numbers(call, text_of_entry(subject), subject.source)
+    of_numbers(call, text_of_entry(subject), subject.source, text_of_file(subject))
     shapes.of_documented(call, subject)
     _settle_tensors(call, subject)
     of_masks_of_keys(call, subject.source)
