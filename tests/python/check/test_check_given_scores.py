@@ -124,7 +124,7 @@ def test_pooling_by_a_learned_vector():
 
 def test_one_more_key_than_lengths_say():
     assert multihead.check(PoolingOfLengths).judgement == "right_if"
-    assert multihead.check(PoolingOfOneMore).cause == "hidden_keys_read"
+    assert multihead.check(PoolingOfOneMore).cause == "padding_off_by_one"
 
 
 class OfGraph(nn.Module):

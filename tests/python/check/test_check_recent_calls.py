@@ -194,7 +194,8 @@ class AsksByState(nn.Module):
 
 
 def test_keys_behind_lengths_of_one_query():
-    assert multihead.check(AsksByState).cause == "hidden_keys_read"
+    causes = multihead.check(AsksByState).causes
+    assert causes == ["scale_missing", "padding_off_by_one"], causes
 
 
 def of_matrices(query_matrix, key_matrix, value_matrix):

@@ -165,7 +165,7 @@ class OfOneTokenMore(Attention):
 
 
 def test_no_key_behind_a_length_is_read():
-    assert named(multihead.check(OfOneTokenMore)) == ["hidden_keys_read"]
+    assert multihead.check(OfOneTokenMore).cause == "padding_off_by_one"
 
 
 class TurnedWithoutItsSign(Attention):

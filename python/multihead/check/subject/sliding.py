@@ -45,7 +45,7 @@ def is_read(text: str) -> bool:
 
 
 def is_flag(name: str, value: object) -> bool:
-    """Whether it switches such windows on and off: use_sliding_window=False."""
+    """Whether it switches such windows on and off, as use_sliding_window does."""
     said = set(words(name))
     return type(value) is bool and bool(said & _SLIDES) and said <= _OF_FLAGS
 

@@ -250,8 +250,8 @@ WRONG = [
         numpy_diagonal_blocked: causal_misses_diagonal
         OneTokenAhead: causal_one_too_far
         PaddingNeverUsed: padding_ignored
-        OneMoreThanLengths: padding_off_by_one
-        OneFewerThanLengths: padding_off_by_one
+        PaddingFromTheSecond: padding_off_by_one
+        PaddingFromTheLast: padding_off_by_one
         PaddingOnRows: padding_on_queries
         PaddingOnRowsWithInfinity: padding_on_queries
         PaddingReadAsTokens: padding_inverted

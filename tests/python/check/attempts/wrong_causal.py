@@ -187,26 +187,26 @@ class PaddingOnRows(_SelfAttention):
         return self.finish(att, v)
 
 
-class OneMoreThanLengths(_SelfAttention):
-    """<= for <."""
+class PaddingFromTheSecond(_SelfAttention):
+    """The first padded key is seen."""
 
-    def forward(self, x, lengths):
-        """lengths: how many tokens of each item are real"""
+    def moved(self, blocked):
+        return torch.cat((blocked[:, :1], blocked[:, :-1]), 1)
+
+    def forward(self, x, key_padding_mask=None):
         q, k, v = self.heads(x)
-        seen = torch.arange(x.size(1)) <= lengths[:, None]
-        att = self.scores(q, k).masked_fill(~seen[:, None, None], float("-inf"))
+        att = self.scores(q, k)
+        if key_padding_mask is not None:
+            blocked = self.moved(key_padding_mask)
+            att = att.masked_fill(blocked[:, None, None, :], -1e9)
         return self.finish(att, v)
 
 
-class OneFewerThanLengths(_SelfAttention):
+class PaddingFromTheLast(PaddingFromTheSecond):
     """The last token is hidden."""
 
-    def forward(self, x, lengths):
-        """lengths: how many tokens of each item are real"""
-        q, k, v = self.heads(x)
-        seen = torch.arange(x.size(1)) < (lengths - 1)[:, None]
-        att = self.scores(q, k).masked_fill(~seen[:, None, None], -1e9)
-        return self.finish(att, v)
+    def moved(self, blocked):
+        return torch.cat((blocked[:, 1:], blocked[:, -1:]), 1)
 
 
 class PaddingOnRowsWithInfinity(nn.Module):
