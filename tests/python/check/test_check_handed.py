@@ -1,197 +1,221 @@
 # SPDX-License-Identifier: MIT
-"""What calls and constructors are handed: fused weights that are kept apart, objects of
-the file's own classes, switches, heads before items."""
+"""What a module is handed beside its input: tables of rotary positions, an object that
+turns by them, a cache of the file's own class."""
 
+import pytest
 import torch
-from heads import Heads
-from test_check_unusual import conditions
-from torch import nn
+from attempts.steps import Attention
 
 import multihead
 
 
-def of_three(x, w_qkv, w_out, b_out, heads):
-    """x: (batch, length, dim); w_qkv: (3, dim, dim), applied as x @ w"""
-    q, k, v = (x @ w for w in w_qkv)
-    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
-    weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
-    return (weights @ v).transpose(1, 2).flatten(2) @ w_out + b_out
+def turned(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
 
 
-def of_three_straight(x, w_qkv, w_out, b_out, heads):
-    """x: (batch, length, dim); w_qkv: (3, dim, dim), applied as x @ w"""
-    q, k, v = (x @ w for w in w_qkv)
-    q, k, v = (t.reshape(len(x), heads, x.shape[1], -1) for t in (q, k, v))
-    weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
-    return (weights @ v).reshape(x.shape) @ w_out + b_out
+class Handed(Attention):
+    """Turns queries and keys by tables of its caller's."""
+
+    def turn(self, q, k, v, cos, sin):
+        return turned(q, cos, sin), turned(k, cos, sin), v
+
+    def forward(self, x, cos, sin):
+        q, k, v = self.turn(*self.qkv(x), cos, sin)
+        return self.join(self.scores(q, k).softmax(-1) @ v)
 
 
-def test_fused_weights_that_are_apart():
-    assert multihead.check(of_three).judgement == "right"
-    assert multihead.check(of_three_straight).cause == "heads_not_transposed"
+class HandedForQueries(Handed):
+    def turn(self, q, k, v, cos, sin):
+        return turned(q, cos, sin), k, v
 
 
-class NoCache:
-    def __call__(self, keys):
-        return keys
+class HandedBackwards(Handed):
+    def turn(self, q, k, v, cos, sin):
+        return turned(q, cos, sin), turned(k, cos, -sin), v
 
 
-class Cache(NoCache):
-    def __init__(self, size):
-        self.size = size
+class HandedThenNormed(Handed):
+    """Norms with gains, which do not commute with a turn."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.q_norm, self.k_norm = (torch.nn.RMSNorm(self.d_k) for _ in range(2))
+
+    def turn(self, q, k, v, cos, sin):
+        q, k, v = super().turn(q, k, v, cos, sin)
+        return self.q_norm(q), self.k_norm(k), v
 
 
-class Remembers(Heads):
-    """x: (batch, length, dim)"""
+class HandedAngles(Handed):
+    """By angles, as lucidrains' rotary_pos_emb."""
 
-    def forward(self, x, kept: Cache | NoCache):
-        q, k, v = self.heads(kept(x))
-        return self.merged((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v)
-
-
-class RemembersUnscaled(Remembers):
-    def forward(self, x, kept: Cache | NoCache):
-        q, k, v = self.heads(kept(x))
-        return self.merged((q @ k.mT).softmax(-1) @ v)
+    def forward(self, x, rotary_pos_emb):
+        cos, sin = rotary_pos_emb.cos(), rotary_pos_emb.sin()
+        return super().forward(x, cos, sin)
 
 
-def test_an_object_that_needs_nothing_to_be_made():
-    assert multihead.check(Remembers).judgement == "right"
-    assert multihead.check(RemembersUnscaled).cause == "scale_missing"
+class HandedComplex(Handed):
+    """By complex numbers, as LLaMA's own code."""
+
+    turns_keys = True
+
+    def forward(self, x, freqs_cis):
+        def spun(x):
+            pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+            return torch.view_as_real(pairs * freqs_cis).flatten(-2)
+
+        q, k, v = self.qkv(x)
+        k = spun(k) if self.turns_keys else k
+        return self.join(self.scores(spun(q), k).softmax(-1) @ v)
 
 
-class Slides(Heads):
-    """Causal, and with a window if it is asked for one."""
+class HandedComplexForQueries(HandedComplex):
+    turns_keys = False
 
-    def __init__(self, dim, num_heads, use_sliding_window=False, sliding_window=4096):
-        super().__init__(dim, num_heads)
-        self.use_sliding_window, self.size = use_sliding_window, sliding_window
 
-    def hidden(self, length):
-        later = torch.ones(length, length, dtype=torch.bool).triu(1)
-        if self.use_sliding_window:
-            later |= self.far(length)
-        return later
+class Rope:
+    def __init__(self, head_dim, max_seq_len, theta=10000.0):
+        speed = theta ** (-torch.arange(0, head_dim, 2) / head_dim)
+        angle = torch.outer(torch.arange(max_seq_len).float(), speed)
+        self.angles = torch.cat((angle, angle), -1)
 
-    def far(self, length):
-        return torch.ones(length, length, dtype=torch.bool).tril(-self.size)
+    def spin(self, x):
+        angles = self.angles[: x.size(-2)].to(x.dtype)
+        return turned(x, angles.cos(), angles.sin())
+
+
+class HandedAnObject(Attention):
+    def forward(self, x, rope: Rope):
+        q, k, v = self.qkv(x)
+        return self.join(self.scores(rope.spin(q), rope.spin(k)).softmax(-1) @ v)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [Handed, HandedThenNormed, HandedAngles, HandedComplex, HandedAnObject],
+)
+def test_positions_that_a_module_is_handed_turn_queries_and_keys(target):
+    report = multihead.check(target)
+    assert report.judgement == "right", str(report)
+    assert "rotary_positions" in [fact["name"] for fact in report.assumptions]
+
+
+@pytest.mark.parametrize(
+    "target", [HandedForQueries, HandedBackwards, HandedComplexForQueries]
+)
+def test_positions_that_turn_only_some_are_a_fault(target):
+    assert multihead.check(target).cause == "rotary_misapplied"
+
+
+class KVCache:
+    def __init__(self):
+        self.k = self.v = None
+
+    def update(self, k, v):
+        self.k = k if self.k is None else torch.cat((self.k, k), 2)
+        self.v = v if self.v is None else torch.cat((self.v, v), 2)
+        return self.k, self.v
+
+
+class OnItsCache(Attention):
+    """Causal."""
+
+    ahead = True
+
+    def forward(self, x, cache=None):
+        q, k, v = self.qkv(x)
+        if cache is not None:
+            k, v = cache.update(k, v)
+        scores = self.scores(q, k)
+        first = k.size(2) - q.size(2) if self.ahead else 0
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + first)
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        return self.join(weights @ v)
+
+
+class OnItsCacheFromTheFirst(OnItsCache):
+    """Causal: each call begins at the first position."""
+
+    ahead = False
+
+
+def test_a_cache_of_the_files_own_class():
+    report = multihead.check(OnItsCache)
+    assert report.judgement == "right", str(report)
+    assert "the last token, on a cache" in [case["name"] for case in report.cases]
+    assert multihead.check(OnItsCacheFromTheFirst).cause == "cache_differs"
+
+
+class GroupsExchanged(Attention):
+    """Keys are repeated as many times as there are groups."""
+
+    def __init__(self, d_model, num_heads, num_kv_heads):
+        super().__init__(d_model, num_heads)
+        self.groups = num_kv_heads
+        width = num_kv_heads * self.d_k
+        self.W_k = torch.nn.Linear(d_model, width)
+        self.W_v = torch.nn.Linear(d_model, width)
 
     def forward(self, x):
-        q, k, v = self.heads(x)
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        scores = scores.masked_fill(self.hidden(x.shape[1]), -torch.inf)
-        return self.merged(scores.softmax(-1) @ v)
-
-
-class SlidesTooFar(Slides):
-    def far(self, length):
-        return torch.ones(length, length, dtype=torch.bool).tril(-self.size - 2)
-
-
-def test_a_switch_of_windows_is_on():
-    report = multihead.check(Slides)
-    assert report.judgement == "right", str(report)
-    assert "use_sliding_window=True" in str(report)
-    assert multihead.check(SlidesTooFar).cause == "window_off_by_one"
-
-
-def one_by_one(q, k, v, lengths):
-    """q, k, v: (heads, batch, length, width); lengths: of each item"""
-    heads, batch, length, width = q.shape
-    out = torch.zeros_like(q)
-    for item in range(batch):
-        n = int(lengths[item])
-        for head in range(heads):
-            scores = q[head, item, :n] @ k[head, item, :n].T / width**0.5
-            out[head, item, :n] = scores.softmax(-1) @ v[head, item, :n]
-    return out
-
-
-def one_more(q, k, v, lengths):
-    """q, k, v: (heads, batch, length, width); lengths: of each item"""
-    return one_by_one(q, k, v, lengths + 1)
-
-
-def test_heads_may_come_before_items():
-    report = multihead.check(one_by_one)
-    assert conditions(report) == ["equal_lengths_only"], str(report)
-    assert multihead.check(one_more).judgement == "wrong"
-
-
-class OfMemories(nn.Module):
-    """w: (qlen, bsz, d_model)"""
-
-    def __init__(self, n_head, d_model, d_head):
-        super().__init__()
-        self.n_head, self.d_head = n_head, d_head
-        self.qkv_net = nn.Linear(d_model, 3 * n_head * d_head, bias=False)
-        self.o_net = nn.Linear(n_head * d_head, d_model, bias=False)
-
-    def forward(self, w, mems=None):
-        qlen, bsz = w.size(0), w.size(1)
-        kept = w if mems is None else torch.cat([mems, w], 0)
-        q, k, v = self.qkv_net(kept).chunk(3, -1)
-        q, k, v = (t.view(-1, bsz, self.n_head, self.d_head) for t in (q[-qlen:], k, v))
-        scores = torch.einsum("ibnd,jbnd->ijbn", q, k) / self.d_head**0.5
-        out = torch.einsum("ijbn,jbnd->ibnd", scores.softmax(1), v)
-        return self.o_net(out.flatten(2))
-
-
-def test_lengths_before_items_by_their_names():
-    report = multihead.check(OfMemories)
-    assert report.judgement == "right", str(report)
-    assert "tensors as (L, B, E)" in str(report)
-
-
-class Blocks(Heads):
-    """Blocks of a sequence, each of which attends to itself."""
-
-    scales = True
-
-    def __init__(self, dim, num_heads, block_size=32):
-        super().__init__(dim, num_heads)
-        self.block_size = block_size
-
-    def forward(self, x):
-        B, N, C = x.shape
-        assert N % self.block_size == 0
-        cut = (B, self.num_heads, N // self.block_size, self.block_size, -1)
-        q, k, v = (t.reshape(cut) for t in self.heads(x))
-        scores = q @ k.mT / (q.shape[-1] ** 0.5 if self.scales else 1)
-        return self.together(scores.softmax(-1) @ v, B, N, C)
-
-    def together(self, x, B, N, C):
-        return self.o(x.permute(0, 2, 3, 1, 4).reshape(B, N, C))
-
-
-class UnscaledBlocks(Blocks):
-    scales = False
-
-
-class BlocksAsTheyLie(Blocks):
-    def together(self, x, B, N, C):
-        return self.o(x.reshape(B, N, C))
-
-
-def test_blocks_of_a_sequence():
-    assert multihead.check(Blocks).judgement == "right", str(multihead.check(Blocks))
-    assert multihead.check(UnscaledBlocks).cause == "scale_missing"
-    assert multihead.check(BlocksAsTheyLie).cause == "merge_not_transposed"
-
-
-class OfOneSequence(Heads):
-    """(L, dim), returned as one item."""
-
-    def forward(self, query, key, value):
-        q, k, v = (
-            t.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
-            for t in (self.q(query), self.k(key), self.v(value))
+        q = self.split(self.W_q(x))
+        k, v = (
+            w(x).unflatten(-1, (self.groups, self.d_k)).transpose(1, 2)
+            for w in (self.W_k, self.W_v)
         )
-        context = torch.bmm((torch.bmm(q, k.mT) / q.shape[-1] ** 0.5).softmax(-1), v)
-        context = context.transpose(0, 1).contiguous()
-        return self.o(context.view(query.shape[0], -1, query.shape[1]))
+        k, v = (t.repeat_interleave(self.groups, 1) for t in (k, v))
+        return self.join(self.scores(q, k).softmax(-1) @ v)
 
 
-def test_one_sequence_may_come_back_as_one_item():
-    report = multihead.check(OfOneSequence)
+def test_code_that_fits_only_as_many_groups_as_heads_in_each():
+    report = multihead.check(GroupsExchanged)
+    assert report.cause == "raises" and report.judgement == "wrong", str(report)
+    assert "as many groups as heads in each" in report.findings[0].sentence
+
+
+class OwnMatrices(torch.nn.Module):
+    """Plain parameters, of which the last is stored the other way."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.heads = num_heads
+        self.W_q, self.W_k, self.W_v, self.W_o = (
+            torch.nn.Parameter(torch.randn(d_model, d_model)) for _ in range(4)
+        )
+
+    def forward(self, x):
+        q, k, v = (
+            (x @ w).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for w in (self.W_q, self.W_k, self.W_v)
+        )
+        weights = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2) @ self.W_o.T
+
+
+def test_matrices_of_its_own_may_be_stored_in_either_way():
+    report = multihead.check(OwnMatrices)
     assert report.judgement == "right", str(report)
+    assert "output_weight_otherwise" in [f["name"] for f in report.assumptions]
+
+
+class BuiltWithPositions(Attention):
+    """Constructed with an object that turns queries and keys."""
+
+    def __init__(self, d_model, num_heads, rotary_embeddings):
+        super().__init__(d_model, num_heads)
+        self.rot = rotary_embeddings
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        q, k = self.rot(q, k)
+        return self.join(self.scores(q, k).softmax(-1) @ v)
+
+
+class BuiltWithPositionsUnscaled(BuiltWithPositions):
+    def scores(self, q, k):
+        return q @ k.mT
+
+
+def test_positions_that_turn_nothing_hide_no_fault():
+    assert multihead.check(BuiltWithPositions).cause is None
+    assert multihead.check(BuiltWithPositionsUnscaled).cause == "scale_missing"
