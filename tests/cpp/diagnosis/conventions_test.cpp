@@ -34,6 +34,11 @@ Layer layer_beside(std::string_view name, const Recipe& recipe = {}) {
     layer.tensors["table"] = random({9, kHeads});
     layer.facts["speaks_of_t5"] = "true";
   }
+  if (name.ends_with("_mixed")) {
+    layer.tensors["talk.weight"] = random({kHeads, kHeads});
+    layer.tensors["talk.bias"] = random({kHeads});
+    layer.tensors["then.weight"] = random({kHeads, kHeads, 1, 1});
+  }
   if (name == "learned_scale" || name == "unscaled_beside_number" ||
       (name.find("gain") != name.npos && name != "scale_in_gains")) {
     layer.tensors["gamma"] = at::full({1}, 0.7, at::kDouble);

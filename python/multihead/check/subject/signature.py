@@ -568,7 +568,7 @@ def unpacks_input(subject: Subject, call: Call) -> bool:
 
 # batch_size = x.shape[0], or several: length, batch = x.size(0), x.size(1).
 _SIZE = r"\w+\.(?:shape\[\d\]|size\((?:dim=)?\d\))"
-_SIZES = re.compile(rf"^ *(\w+(?:, ?\w+)*) *= *({_SIZE}(?:, ?{_SIZE})*)", re.M)
+_SIZES = re.compile(rf"^[ \t]*(\w+(?:, ?\w+)*) *= *({_SIZE}(?:, ?{_SIZE})*)", re.M)
 
 
 def _counts_items(subject: Subject) -> bool | None:
