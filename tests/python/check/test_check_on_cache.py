@@ -338,9 +338,41 @@ def test_a_call_on_its_cache_that_raises_is_told():
     assert "on its cache was not judged: RuntimeError" in str(report)
 
 
+class WritesIntoRoom(Attention):
+    """Causal; kv_cache: [k, v] with room for all tokens."""
+
+    def first_row(self, start):
+        return start
+
+    def forward(self, x, start_pos=0, kv_cache=None):
+        q, k, v = self.qkv(x)
+        end = start_pos + x.size(1)
+        if kv_cache is not None:
+            keys, values = kv_cache
+            keys[:, :, start_pos:end] = k
+            values[:, :, start_pos:end] = v
+            k, v = keys[:, :, :end], values[:, :, :end]
+        row = self.first_row(start_pos)
+        hidden = torch.ones(64, 64, dtype=torch.bool).triu(1)
+        hidden = hidden[row : row + x.size(1), : k.size(2)]
+        scores = self.scores(q, k).masked_fill(hidden, -torch.inf)
+        return self.join(scores.softmax(-1) @ v)
+
+
+class SeesAsTheFirstRows(WritesIntoRoom):
+    def first_row(self, start):
+        return 0
+
+
+def test_room_for_all_tokens_is_written_into():
+    report = multihead.check(WritesIntoRoom)
+    assert report.judgement == "right", str(report)
+
+
 @pytest.mark.parametrize(
     "target",
     [
+        SeesAsTheFirstRows,
         TurnedFromTheFirst,
         KeptAtTheFront,
         CountedAtTheFront,
