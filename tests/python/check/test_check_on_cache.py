@@ -364,8 +364,30 @@ class SeesAsTheFirstRows(WritesIntoRoom):
         return 0
 
 
-def test_room_for_all_tokens_is_written_into():
-    report = multihead.check(WritesIntoRoom)
+class WritesIntoBoth(WritesIntoRoom):
+    """Causal, with positions before heads in its caches."""
+
+    def forward(self, x, k_cache, v_cache, start_pos=0):
+        q, k, v = self.qkv(x)
+        end = start_pos + x.size(1)
+        k_cache[:, start_pos:end] = k.transpose(1, 2)
+        v_cache[:, start_pos:end] = v.transpose(1, 2)
+        k, v = (t[:, :end].transpose(1, 2) for t in (k_cache, v_cache))
+        row = self.first_row(start_pos)
+        hidden = torch.ones(64, 64, dtype=torch.bool).triu(1)
+        hidden = hidden[row : row + x.size(1), :end]
+        scores = self.scores(q, k).masked_fill(hidden, -torch.inf)
+        return self.join(scores.softmax(-1) @ v)
+
+
+class SeesInBothAsTheFirstRows(WritesIntoBoth):
+    def first_row(self, start):
+        return 0
+
+
+@pytest.mark.parametrize("target", [WritesIntoRoom, WritesIntoBoth])
+def test_room_for_all_tokens_is_written_into(target):
+    report = multihead.check(target)
     assert report.judgement == "right", str(report)
 
 
@@ -373,6 +395,7 @@ def test_room_for_all_tokens_is_written_into():
     "target",
     [
         SeesAsTheFirstRows,
+        SeesInBothAsTheFirstRows,
         TurnedFromTheFirst,
         KeptAtTheFront,
         CountedAtTheFront,

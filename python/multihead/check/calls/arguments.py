@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..subject.roles import CONSTRUCTOR, SIZES, is_weight, normal, speaks
+from ..subject.rooms import ROOMS
 from ..subject.signature import Call
 from . import cases
 from .cases import Case
@@ -200,6 +201,8 @@ def _switch(role: str | None, parameter, case: Case, is_called: bool) -> object:
         "rotation": _rotation(parameter, case),
         "position_ids": _numbers(case),
     }
+    if role in ROOMS.values():
+        return room(role, case)
     if role == "positions" and parameter.default is parameter.empty:
         return cases.positions(case)
     if role == "documents" and parameter.default is parameter.empty:
@@ -224,6 +227,14 @@ def _switch(role: str | None, parameter, case: Case, is_called: bool) -> object:
             return dropout if case.training else _LEFT
         return DROPOUT if case.training else 0.0
     return given.get(role, _LEFT)
+
+
+def room(role: str, case: Case) -> Tensor:
+    """Zeros for the keys or the values of all tokens."""
+    sizes = case.sizes
+    heads, length = sizes.kv_heads or sizes.heads, sizes.queries
+    behind = [length, heads] if role == ROOMS[1] else [heads, length]
+    return torch.zeros([sizes.batch, *behind, sizes.head_dim], dtype=case.dtype)
 
 
 def _first_place(parameter: inspect.Parameter, case: Case) -> object:

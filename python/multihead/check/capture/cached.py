@@ -15,6 +15,7 @@ from ..calls.arguments import Arguments
 from ..calls.cases import Case
 from ..calls.construct import of_class
 from ..subject.roles import TENSORS
+from ..subject.rooms import ROOMS, written
 from ..subject.signature import Call
 from ..subject.target import Subject, text_of_file
 from ..subject.words import speaks_of_caches
@@ -25,7 +26,6 @@ _BEGINS = re.compile(r"(is_)?(pre_?fill|prefix|first(_step|_call)?|reset(_cache)
 # A caller that collects what calls return, and joins all of it: torch.cat(past, -2).
 _JOINS = re.compile(r"cat(?:enate)?\(\s*(\w*(?:past|present|cache)\w*)\s*[,)]", re.I)
 _TAKEN = r"^\s*(\w+)\s*,\s*\w+\s*=\s*{0}\s*(?:#.*)?$"
-_WRITTEN = r"^\s*{0}\[(?P<before>\s*:[^,\]]*,(?:\s*:\s*,)?)[^,\]\n]*:[^\]\n]*\]\s*="
 _NARROW = (torch.bfloat16, torch.float16, torch.int8)
 _LAYOUTS = (cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED)
 # What also counts tokens, in a way that a part of them would change.
@@ -159,10 +159,12 @@ def steps(
     later = [(count, 2)] if together else [(at, 1) for at in range(count, length)]
     parts = [part(0, count), *(part(*one) for one in later)]
     past = keeps[0] if keeps else None
-    store = None
+    store: object = None
     if past is not None:
         store = _store(subject, case) or _room(past, subject, case)
-    if store is not None:
+    elif rooms := [n for n, role in call.roles.items() if role in ROOMS.values()]:
+        past, store = rooms[0], [whole.keywords[name] for name in rooms]
+    if store is not None and keeps:
         for one in parts:
             one.keywords[past] = store
     batch = 0 if case.layout == cases.UNBATCHED else case.sizes.batch
@@ -214,17 +216,11 @@ def _store(subject: Subject, case: Case) -> object | None:
 
 
 def _room(past: str, subject: Subject, case: Case) -> list[Tensor] | None:
-    """Zeros for the keys and values of all tokens, where the code writes into what it
-    takes apart: `k, v = past; k[:, :, start:end] = ...`."""
+    """Room for keys and values, where the code takes apart what it is given and writes
+    into both: `k, v = past; k[:, :, start:end] = ...`."""
     taken = re.search(_TAKEN.format(re.escape(past)), subject.source, re.M)
-    written = taken and re.search(_WRITTEN.format(taken[1]), subject.source, re.M)
-    if not written:
-        return None
-    sizes = case.sizes
-    heads, length = sizes.kv_heads or sizes.heads, sizes.queries
-    behind = [heads, length] if written["before"].count(",") == 2 else [length, heads]
-    shape = [sizes.batch, *behind, sizes.head_dim]
-    return [torch.zeros(shape, dtype=case.dtype) for _ in range(2)]
+    role = written(taken[1], subject.source) if taken else None
+    return [arguments.room(role, case) for _ in range(2)] if role else None
 
 
 def is_told_positions(call: Call, source: str) -> bool:

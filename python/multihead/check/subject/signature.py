@@ -30,14 +30,10 @@ from .masking import (
 )
 from .pairs import roles_of_pairs, roles_of_sides
 from .roles import SIZES, TENSORS, is_weight, normal
+from .rooms import of_rooms
 from .target import Subject, is_wrapped, text_of_file
 from .texts import source_of
-from .words import (
-    role_of_words,
-    speaks_of_caches,
-    tensor_of_words,
-    words,
-)
+from .words import role_of_words, speaks_of_caches, tensor_of_words, words
 
 _EMPTY = inspect.Parameter.empty
 # Of a signature that does not say.
@@ -225,6 +221,7 @@ def read(subject: Subject) -> Call:
         call.guess([p.name for p in call.parameters], "query, key and value")
     of_raw_tokens(call, subject, text_of_entry(subject))
     of_numbers(call, text_of_entry(subject), subject.source, text_of_file(subject))
+    of_rooms(call, text_of_entry(subject))
     shapes.of_documented(call, subject)
     _settle_tensors(call, subject)
     of_masks_of_keys(call, subject.source)
