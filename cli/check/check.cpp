@@ -231,8 +231,8 @@ constexpr const char *kLoading = "loading\n", *kJudging = "judging\n";
 // "report", an exit status, and a report, or, for status 2, mostly a
 // sentence. Before it there may be "running" and "judging", as the check goes
 // on, and where a process was ended. It does not outlive the command,
-// whatever ends that. To look for garbage among modules, which stay, takes a
-// tenth of the time that it takes to import them.
+// whatever ends that. The collector would find no garbage among what is
+// imported, and take a tenth of the time.
 constexpr const char* kBootstrap = R"py(
 import gc, os, signal, sys
 gc.disable()

@@ -230,7 +230,11 @@ int digits_of(const ObservedCall& call) {
 void read_beside(const Observation& from, ObservedCall& call) {
   call.window = window_of(from);
   call.norm_eps = number_at(from, "norm_eps");
-  call.norm_eps_by_hand = number_at(from, "norm_eps_by_hand");
+  for (const auto& [name, text] : from.metadata) {
+    if (!name.starts_with("norm_eps:")) continue;
+    const auto count = number_of(name.substr(9)), eps = number_of(text);
+    if (count && eps) call.eps_of_means[static_cast<int64_t>(*count)] = *eps;
+  }
   if (const auto block = number_at(from, "block_size"); block && *block >= 1) {
     call.block = static_cast<int64_t>(std::min(*block, 1e9));
   }

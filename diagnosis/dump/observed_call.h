@@ -116,10 +116,11 @@ struct ObservedCall {
   AlignedWeights weights;
   /// A fused matrix read in other ways; empty without one.
   std::map<FusedOrder, AlignedWeights> weights_by_order;
-  std::vector<Norm> norms;                 ///< left over among the weights
-  std::vector<HeadMix> mixes;              ///< likewise
-  std::optional<double> norm_eps;          ///< of layer norms that say none
-  std::optional<double> norm_eps_by_hand;  ///< likewise of those written out
+  std::vector<Norm> norms;         ///< left over among the weights
+  std::vector<HeadMix> mixes;      ///< likewise
+  std::optional<double> norm_eps;  ///< of layer norms that say none
+  /// What the code adds to means of squares, by how many of them there are.
+  std::map<int64_t, double> eps_of_means;
   /// Learned numbers, (1,) or (H,), left over likewise, and one that was given
   /// as an argument.
   std::map<std::string, at::Tensor> numbers;

@@ -185,14 +185,16 @@ std::optional<Finding> misplaced(const ObservedCall& call) {
     return std::nullopt;
   }
   // Which axes count the heads and the items, what they compute does not tell:
-  // it is the order under which the most is right.
+  // of several orders it is the first that splits heads well, if one does.
   const int64_t batch = call.inputs[0].size(0);
   std::optional<Finding> found;
   for (int64_t inner = 1; inner <= batch; ++inner) {
     if (batch % inner != 0) continue;
     std::optional<Finding> other = misplaced(call, inner);
     if (!other) return std::nullopt;
-    if (!found || found->stage == name_of(Stage::kHeads)) found = other;
+    const bool is_later = found && found->stage == name_of(Stage::kHeads) &&
+                          other->stage != found->stage;
+    if (!found || is_later) found = other;
   }
   return found;
 }

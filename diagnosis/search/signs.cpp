@@ -355,11 +355,24 @@ class Signs {
                   is_numbers_of(y, normalised(call_, with.context_norm,
                                               NormPlace::kContext, 2, h)));
         });
-        if (is_shown(y) && !of_end && !of_heads &&
-            !is_numbers_of(x, call_.inputs[0])) {
+        if (is_shown(y) && !of_end && !of_heads && !is_of_input(x, y, with)) {
           return true;
         }
       }
+    }
+    return false;
+  }
+
+  // Whether x is an input, or y what the norm makes of one: its gain may follow
+  // in a step of its own.
+  bool is_of_input(const Tensor& x, const Tensor& y, const Recipe& with) const {
+    for (int role = 0; role < 3; ++role) {
+      const Tensor& input = call_.inputs[role];
+      if (is_numbers_of(x, input)) return true;
+      if (x.size(-1) == input.size(-1) &&
+          is_numbers_of(y, normalised(call_, with.context_norm,
+                                      NormPlace::kInput, role, input)))
+        return true;
     }
     return false;
   }

@@ -96,11 +96,12 @@ const Norm* norm_at(const ObservedCall& call, NormPlace place, int role,
   return of_role ? free.front() : free.back();
 }
 
-double usual_eps(const ObservedCall& call, NormKind kind) {
+double usual_eps(const ObservedCall& call, NormKind kind, const Tensor& x) {
   const bool is_layer =
       kind == NormKind::kLayer || kind == NormKind::kLayerFromOne;
   if (call.norm_eps && is_layer) return *call.norm_eps;
-  if (call.norm_eps_by_hand) return *call.norm_eps_by_hand;
+  const auto shown = call.eps_of_means.find(x.numel() / x.size(-1));
+  if (shown != call.eps_of_means.end()) return shown->second;
   if (is_layer || kind == NormKind::kGroup) return 1e-5;
   if (kind == NormKind::kByHand) return 1e-6;
   return call.dtype == at::kDouble ? 0x1p-52 : 0x1p-23;
@@ -147,9 +148,14 @@ bool has_norm(const ObservedCall& call, int64_t width) {
       call.norms, [&](const Norm& norm) { return width_of(norm) == width; });
 }
 
-bool has_wide_norm(const ObservedCall& call, int64_t projected) {
-  return has_norm(call, projected) &&
-         !norm_at(call, NormPlace::kHeads, /*role=*/0, call.sizes.width);
+bool has_wide_norm(const ObservedCall& call, bool norms_inputs,
+                   int64_t projected) {
+  if (norm_at(call, NormPlace::kHeads, /*role=*/0, call.sizes.width))
+    return false;
+  return std::ranges::any_of(call.norms, [&](const Norm& norm) {
+    const bool is_of_heads = is_of_role(norm, 0) || is_of_role(norm, 1);
+    return width_of(norm) == projected && (is_of_heads || !norms_inputs);
+  });
 }
 
 Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
@@ -158,7 +164,7 @@ Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
   const Norm* norm = kind == NormKind::kUnit
                          ? nullptr
                          : norm_at(call, place, role, x.size(-1));
-  const double eps = norm && norm->eps ? *norm->eps : usual_eps(call, kind);
+  const double eps = norm && norm->eps ? *norm->eps : usual_eps(call, kind, x);
   require((kind == NormKind::kGroup) == (norm && norm->groups > 0));
   Tensor y = kind == NormKind::kGroup
                  ? standardised_by_group(x, norm->groups, eps)

@@ -501,13 +501,13 @@ const std::vector<Fault> kMaskFaults = {
      "&: a key that either hides is hidden.",
      {{[](Recipe& r) { r.joined = MasksJoined::kLoosely; }}}},
     {"padding_off_by_one",
-     "Padding begins one key too late: the first padded key of each item is "
-     "seen.",
-     "Of n real keys the last is n - 1: block torch.arange(Lk) >= "
-     "lengths[:, None].",
-     {{lay_out<&Recipe::padding, one_key_later>},
+     "Padding is one key off.",
+     "Block what is padded, and no other key: of n real keys at the front the "
+     "last is n - 1, so torch.arange(Lk) >= lengths[:, None].",
+     {{lay_out<&Recipe::padding, one_key_later>,
+       "It begins one too late: the first padded key is seen."},
       {lay_out<&Recipe::padding, one_key_sooner>,
-       "Or rather one too soon: the last real key is hidden."}}},
+       "It begins one too soon: the last real key is hidden."}}},
     {"padding_on_queries",
      "The padding mask is applied to the queries, not to the keys.",
      kAxisRemedy,

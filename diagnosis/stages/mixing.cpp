@@ -14,7 +14,7 @@ Tensor mixed(const ObservedCall& call, const MixedHeads& how, const Tensor& x) {
   if (how.which < 0) return x;
   require(how.which < static_cast<int>(call.mixes.size()));
   const HeadMix& mix = call.mixes[how.which];
-  const Tensor& weight = how.turned ? mix.weight.t() : mix.weight;
+  const Tensor weight = how.turned ? mix.weight.t() : mix.weight;
   const Tensor sums = weight.matmul(x.flatten(2)).view(x.sizes());
   return mix.bias.defined() ? sums + mix.bias.view({-1, 1, 1}) : sums;
 }

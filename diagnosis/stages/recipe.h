@@ -329,7 +329,7 @@ constexpr bool is_of_distance(PositionBias kind) {
 enum class Shared { kNothing, kQueryKey, kKeyValue, kQueryValue, kAll };
 
 /// Which of a call's mixes meets a number of each head, if one does; turned:
-/// from the other side.
+/// its matrix is transposed.
 struct MixedHeads {
   int which = -1;
   bool turned = false;

@@ -84,8 +84,15 @@ std::optional<double> factor_in_trace(const Scaling& s,
   return unnamed ? unnamed : named;
 }
 
-// Of q·k, or of that of the first head, as in a loop over heads.
+// Whether all queries have length 1.
+bool are_unit(const Tensor& query) {
+  return (query.square().sum(-1) - 1.0).abs().max().item<double>() < 1e-6;
+}
+
+// Of q·k, or of that of the first head, as in a loop over heads. That of
+// cosines is up to the code.
 double other_scale(const Scaling& s) {
+  require(!are_unit(s.query));
   const Tensor products = matrix_product(s.query, s.key.transpose(-2, -1));
   auto factor = factor_in_trace(s, products);
   if (!factor) factor = factor_in_trace(s, products.select(1, 0));

@@ -245,7 +245,9 @@ Stages follow_to_scores(const ObservedCall& call, const Recipe& recipe) {
   // Before they are split, where the norm is that wide.
   const auto norm_heads = [&](std::array<Tensor, 3>& x, bool split) {
     for (int role = 0; role < 2; ++role) {
-      const bool is_wide = has_wide_norm(call, stages.projected[role].size(-1));
+      const bool is_wide =
+          has_wide_norm(call, recipe.input_norm != NormKind::kNone,
+                        stages.projected[role].size(-1));
       if (recipe.head_norm == NormKind::kNone || is_wide == split) continue;
       x[role] =
           normalised(call, recipe.head_norm, NormPlace::kHeads, role, x[role]);

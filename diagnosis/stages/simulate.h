@@ -88,8 +88,10 @@ bool has_norm(const ObservedCall& call, int64_t width);
 
 /// Whether queries and keys pass their norm before they are split: it is as
 /// wide as what is projected, and none is for queries of one head. (With one
-/// head of keys theirs is as wide as a head either way.)
-bool has_wide_norm(const ObservedCall& call, int64_t projected);
+/// head of keys theirs is as wide as a head either way.) norms_inputs: one of
+/// no role may be that of the inputs.
+bool has_wide_norm(const ObservedCall& call, bool norms_inputs,
+                   int64_t projected);
 
 /// Heads (B, H, L, D) of a role turned by their positions. Impossible: the
 /// trace was to show how, and does not.

@@ -6,6 +6,7 @@ import copy
 import inspect
 import re
 import sys
+import sysconfig
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ _SEQUENCES = {"query": "query", "x": "query", "key": "key", "value": "value"}
 _SEQUENCES |= {"context": "key"}
 _MASKS = {"mask": "mask", "padding": "key_padding_mask"}
 _KNOWN = ("torch", "builtins", "typing", "numpy", "inspect")
+_LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))})
 _ANGLE = 0.7  # from one position to the next
 # What a case's sizes say beside the usual sizes.
 _COUNTED = (*SIZES, "qkv_dim", "temperature", "image", "rows", "columns")
@@ -98,15 +100,22 @@ def make(call: Call, case: Case) -> Arguments:
 
 
 def _object_for(parameter: inspect.Parameter) -> object:
-    """For a required argument: an object of the first class that its annotation names
-    which is no library's and needs nothing to be made, as `NoCache | Cache`; or None."""
+    """For a required argument: an object of the first class of the code's own that its
+    annotation names, and that needs nothing to be made, as `NoCache | Cache`; or None.
+    """
     kinds = typing.get_args(parameter.annotation) or (parameter.annotation,)
-    for kind in kinds:
-        if not inspect.isclass(kind) or kind.__module__.partition(".")[0] in _KNOWN:
-            continue
-        with contextlib.suppress(Exception):
+    for kind in filter(_is_own, kinds):
+        with contextlib.suppress(Exception):  # it needs something, or cannot be made
             return kind()
     return None
+
+
+def _is_own(kind: object) -> bool:
+    """Whether it is a class of no library."""
+    if not inspect.isclass(kind) or kind.__module__.partition(".")[0] in _KNOWN:
+        return False
+    path = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return not path.startswith(_LIBRARIES)
 
 
 def _sequences(call: Call, case: Case) -> dict[str, Tensor]:
@@ -264,7 +273,7 @@ def _rotation(parameter: inspect.Parameter, case: Case) -> object:
     if case.style.tables in (cases.DISTANCES, cases.ONCE, cases.ALONE):
         return _LEFT
     name, kind = parameter.name, parameter.annotation
-    if inspect.isclass(kind) and kind.__module__.partition(".")[0] not in _KNOWN:
+    if _is_own(kind):
         made = of_class(kind, case.sizes, of_one_head=True)
         if made is not None:
             return made

@@ -113,8 +113,9 @@ class Recorder(TorchDispatchMode):
         self.spread: float | None = None
         # What norms without parameters of their own add to the variance.
         self.norm_eps: float | None = None
-        # What is added to one number for each position, before there are weights.
-        self.eps_by_hand: float | None = None
+        # What is added to means of squares, by how many of these there are: the first.
+        self.eps_of_means: dict[int, float] = {}
+        self._means: set[int] = set()  # storages of means of each position
         # Whether what is computed in float64 met a tensor of float32, as of a scale.
         self.rounds = False
         # Whether there was a softmax, and whether inputs met in a product before it.
@@ -189,15 +190,18 @@ class Recorder(TorchDispatchMode):
         self._note_rounding(operands, results)
         if name == "native_layer_norm":
             self.norm_eps = float(args[4])
-        if name in ("add", "add_") and not self.has_softmax:
-            self._note_eps(args, results)
+        self._note_eps(name, args, operands, results)
 
-    def _note_eps(self, args: tuple, results: list[Tensor]) -> None:
-        """x.square().mean(-1, keepdim=True) + eps, as of a norm that is written out."""
-        eps = args[1] if len(args) > 1 else None
+    def _note_eps(self, name: str, args: tuple, operands, results) -> None:
+        """x.square().mean(-1, keepdim=True) + eps, of a norm that shows its steps."""
+        if not results or results[0].shape[-1:] != (1,):
+            return
+        known = any(storage(t) in self._means for t in operands)
+        if name in ("mean", "var", "std", "sum") or (known and name in ("sqrt", "div")):
+            self._means.add(storage(results[0]))
+        eps = args[1] if name in ("add", "add_") and known and len(args) > 1 else None
         if isinstance(eps, float) and 0 < eps <= _LARGEST_EPS:
-            if results[0].shape[-1:] == (1,) and self.origin(results[0]).inputs:
-                self.eps_by_hand = eps
+            self.eps_of_means.setdefault(results[0].numel(), eps)
 
     def origin(self, tensor: Tensor) -> Origin:
         return self.origins.get(storage(tensor), _UNKNOWN)

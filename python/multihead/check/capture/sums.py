@@ -103,7 +103,7 @@ def _are_alike(scores: Tensor, weights: Tensor, axis: int) -> bool:
     differ."""
     scores, weights = scores.detach(), weights.detach()
     largest = weights.amax(axis, keepdim=True)
-    if not bool(((largest - weights < _ROUNDING) | (weights <= _NOTHING)).all()):
+    if not bool(((largest - weights < _ROUNDING) | ~(weights > _NOTHING)).all()):
         return False
     seen = weights > _NOTHING
     if bool((seen.sum(axis) < 2).all()):

@@ -28,7 +28,8 @@ def size(runner: "Runner", target: object, frames: Frames, case: Case) -> int | 
     if built is not None and built.takes("sliding_window") and not in_blocks:
         names = [n for n, role in built.roles.items() if role == "sliding_window"]
         off = any(own.get(name, True) is None for name in names)
-        off |= any(not v and sliding.is_flag(n, v) for n, v in own.items())
+        flags = [p.name for p in built.parameters if sliding.is_flag(p.name, p.default)]
+        off |= any(own.get(name) is False for name in flags)
         return None if off else case.sizes.sliding_window
     slides = sliding.is_sliding(runner.subject.source)
     for variables in _variables(target, frames):
@@ -43,10 +44,10 @@ def size(runner: "Runner", target: object, frames: Frames, case: Case) -> int | 
 
 
 def _variables(target: object, frames: Frames) -> Iterator[dict[str, object]]:
-    """By name: of a module and those within, of what they keep as settings, and of
+    """By name: of modules, inner ones first, of what they keep as settings, and of
     functions that ran."""
-    modules = target.modules() if isinstance(target, nn.Module) else ()
-    own = [vars(module) for module in modules]
+    modules = [*target.modules()] if isinstance(target, nn.Module) else []
+    own = [vars(module) for module in reversed(modules)]
     yield from own
     yield from (vars(v) for one in own for v in one.values() if is_dataclass(v))
     yield from frames.found

@@ -361,8 +361,8 @@ def _put_beside(seen: Observation, run: Run) -> None:
         seen.metadata[fact] = repr(number)
     if run.recorder.norm_eps is not None:
         seen.metadata["norm_eps"] = repr(run.recorder.norm_eps)
-    if run.recorder.eps_by_hand is not None:
-        seen.metadata["norm_eps_by_hand"] = repr(run.recorder.eps_by_hand)
+    for count, eps in run.recorder.eps_of_means.items():
+        seen.metadata[f"norm_eps:{count}"] = repr(eps)
     seen.tensors |= run.tables
     seen.metadata |= {"turns_heads": "true"} if run.turns else {}
     for name, tensor in run.parameters.tensors.items():

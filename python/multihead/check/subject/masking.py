@@ -154,7 +154,19 @@ _BY_ITEM = (
 )
 _PLACES = re.compile(r"^\s*(\w+)\s*=[^\n]*\barange\(", re.M)
 _NO_LENGTHS = {"pad", "padding", "left", "start", "offset", "span", "radius", "tgt"}
-_NO_LENGTHS |= {"target", "q", "query", "queries", "threshold", "last"}
+_NO_LENGTHS |= {
+    "cache",
+    "past",
+    "prev",
+    "previous",
+    "index",
+    "target",
+    "q",
+    "query",
+    "queries",
+    "threshold",
+    "last",
+}
 _OF_PREFIX = {"prefix", "src"}
 _OF_TEXT = {"prefix", "prompt", "context", "question"}  # of tokens that are some of all
 _DOCUMENTS = {"doc", "docs", "document", "documents", "segment", "segments", "seg"}

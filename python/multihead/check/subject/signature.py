@@ -564,7 +564,7 @@ def unpacks_input(subject: Subject, call: Call) -> bool:
 
 
 # batch_size = x.shape[0], or several: length, batch = x.size(0), x.size(1).
-_SIZE = r"\w+\.(?:shape\[\d\]|size\((?:dim=)?\d\))"
+_SIZE = r"\w+\.(?:shape\[\s*\d\s*\]|size\(\s*(?:dim\s*=\s*)?\d\s*\))"
 _SIZES = re.compile(rf"^[ \t]*(\w+(?:, ?\w+)*) *= *({_SIZE}(?:, ?{_SIZE})*)", re.M)
 
 
