@@ -195,3 +195,22 @@ class OfOneSequence(Heads):
 def test_one_sequence_may_come_back_as_one_item():
     report = multihead.check(OfOneSequence)
     assert report.judgement == "right", str(report)
+
+
+class LengthsBeforeItems(Heads):
+    """Sequences first, whatever its helpers call their axes."""
+
+    def cut(self, x):
+        B, L, E = x.shape
+        return x.view(B, L, self.num_heads, -1).transpose(1, 2)
+
+    def forward(self, x):
+        length, batch = x.size(0), x.size(dim=1)
+        q, k, v = self.heads(x.transpose(0, 1))
+        out = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+        return self.merged(out).view(batch, length, -1).transpose(0, 1)
+
+
+def test_sizes_that_the_entry_counts_tell_the_layout():
+    report = multihead.check(LengthsBeforeItems)
+    assert report.judgement == "right", str(report)

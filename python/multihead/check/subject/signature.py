@@ -589,8 +589,10 @@ _ITEMS = re.compile(r"b|bs|bsz|batch\w*|b_size")
 def states_batch_first(subject: Subject) -> bool | None:
     """What the names of the axes say; None where they say nothing."""
     names = [name.lower() for name in axes(subject)]
-    if len(names) < 3:
-        return _counts_items(subject)
+    is_entry = _UNPACKED.search(text_of_entry(subject)) is not None
+    counted = None if is_entry else _counts_items(subject)
+    if len(names) < 3 or counted is not None:
+        return _counts_items(subject) if counted is None else counted
     if BATCH.fullmatch(names[0]) and names[:2] != ["n", "b"]:
         return True
     return False if are_batch_and_length(names[1], names[0]) else None
