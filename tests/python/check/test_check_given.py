@@ -2,6 +2,7 @@
 """What calls and constructors are handed: fused weights that are kept apart, objects of
 the file's own classes, switches, heads before items."""
 
+import pytest
 import torch
 from heads import Heads
 from test_check_unusual import conditions
@@ -214,3 +215,42 @@ class LengthsBeforeItems(Heads):
 def test_sizes_that_the_entry_counts_tell_the_layout():
     report = multihead.check(LengthsBeforeItems)
     assert report.judgement == "right", str(report)
+
+
+class SlidesInLaterLayers(Slides):
+    """As in Qwen2, whose first layers see all."""
+
+    def __init__(
+        self,
+        dim,
+        num_heads,
+        use_sliding_window=False,
+        sliding_window=4096,
+        layer_idx=0,
+        max_window_layers=28,
+    ):
+        slides = use_sliding_window and layer_idx >= max_window_layers
+        super().__init__(dim, num_heads, slides, sliding_window)
+
+
+class KeepsItsWindow(Heads):
+    """Causal, with a window in later layers."""
+
+    def __init__(
+        self, dim, num_heads, sliding_window=4, use_sliding_window=False, layer_idx=0
+    ):
+        super().__init__(dim, num_heads)
+        self.window = sliding_window if use_sliding_window and layer_idx else None
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        places = torch.arange(x.shape[1])
+        far = places[:, None] - places
+        hidden = (far < 0) | (far >= (self.window or len(places)))
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf)
+        return self.merged(scores.softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("kind", [SlidesInLaterLayers, KeepsItsWindow])
+def test_a_switch_of_some_layers_stays_off(kind):
+    assert multihead.check(kind).judgement == "right"

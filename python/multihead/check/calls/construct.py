@@ -91,7 +91,8 @@ class Construction:
         self.roles = Constructor(subject, self.parameters, self.roles).roles()
         self.roles |= settled.notation(self)
         self.roles |= sliding.sizes(self.parameters, subject.source)
-        if self.takes("sliding_window"):
+        by_layer = any("layer" in p.name for p in self.parameters)
+        if self.takes("sliding_window") and not by_layer:
             self.roles |= sliding.flags(self.parameters)
         self.roles |= items.heads(self.roles, subject.source)
         self.roles |= dict.fromkeys(stand_ins.layers(self), "layer")

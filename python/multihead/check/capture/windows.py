@@ -26,8 +26,9 @@ def size(runner: "Runner", target: object, frames: Frames, case: Case) -> int | 
         return case.sizes.sliding_window
     in_blocks = getattr(runner.subject.how, "cuts_blocks", False)
     if built is not None and built.takes("sliding_window") and not in_blocks:
+        named = (n for n in own if _NAMED.fullmatch(n) or sliding.is_size(n))
         names = [n for n, role in built.roles.items() if role == "sliding_window"]
-        off = any(own.get(name, True) is None for name in names)
+        off = any(own.get(name, True) is None for name in (*named, *names))
         flags = [p.name for p in built.parameters if sliding.is_flag(p.name, p.default)]
         off |= any(own.get(name) is False for name in flags)
         return None if off else case.sizes.sliding_window
