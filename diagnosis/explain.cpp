@@ -373,13 +373,13 @@ std::vector<ObservedCall> read(std::span<const Observation> observations) {
   }
   // Calls that show nothing of their way have the blocks of those that do.
   int64_t of_keys = 0, block = 0;
-  for (const ObservedCall& call : calls) {
-    of_keys = of_keys > 0 ? of_keys : shown_block(call);
+  for (ObservedCall& call : calls) {
+    call.block = shown_block(call);
+    of_keys = of_keys > 0 ? of_keys : call.block;
     block = block > 0 ? block : shown_blocks(call);
   }
   for (ObservedCall& call : calls) {
-    const int64_t own = shown_block(call);
-    call.block = own > 0 ? own : of_keys;
+    if (call.block == 0) call.block = of_keys;
     const bool is_longer =
         call.sizes.queries == call.sizes.keys && call.sizes.keys > block;
     call.own_block = is_longer ? block : 0;

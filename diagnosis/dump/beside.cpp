@@ -147,9 +147,10 @@ bool read_mix(const std::map<std::string, Tensor>& members,
   for (const auto& [name, x] : members) {
     const bool is_matrix = x.dim() >= 2 && x.numel() == heads * heads &&
                            x.size(0) == heads && x.size(1) == heads;
-    if (is_matrix) mix.weight = x.reshape({heads, heads});
+    Tensor& part = is_matrix ? mix.weight : mix.bias;
+    if (part.defined()) return false;
     if (!is_matrix && (x.dim() != 1 || x.numel() != heads)) return false;
-    if (!is_matrix) mix.bias = x;
+    part = is_matrix ? x.reshape({heads, heads}) : x;
   }
   if (mix.weight.defined()) call.mixes.push_back(mix);
   return mix.weight.defined();

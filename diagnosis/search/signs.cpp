@@ -243,19 +243,30 @@ class Signs {
             }));
   }
 
+  // Whether the trace shows a tensor of a recipe, which changes another than
+  // the recipe had before `undo`, however it is causal.
+  template <typename Undo>
+  bool shows_change(const Recipe& recipe, Undo undo, Tensor Stages::* changed,
+                    Tensor Stages::* shown) const {
+    return causal_or_not(recipe, [&](const Recipe& after) {
+      Recipe before = after;
+      undo(before);
+      const auto x = simulate(call_, before), y = simulate(call_, after);
+      return x && y && !is_same((*x).*changed, (*y).*changed) &&
+             shows(call_, *y, (*y).*shown, precision_);
+    });
+  }
+
   // Heads that are mixed: other scores, or another context.
   bool shows_mixed(const Recipe& without, const Recipe& with) const {
     const bool in_scores = with.mixed_scores != without.mixed_scores;
     const auto seen = in_scores ? &Stages::scores : &Stages::context;
+    const auto undo = [&](Recipe& before) {
+      before.mixed_scores = without.mixed_scores;
+      before.mixed_weights = without.mixed_weights;
+    };
     const auto holds = [&](const Recipe& recipe) {
-      return causal_or_not(recipe, [&](const Recipe& after) {
-        Recipe before = after;
-        before.mixed_scores = without.mixed_scores;
-        before.mixed_weights = without.mixed_weights;
-        const auto x = simulate(call_, before), y = simulate(call_, after);
-        return x && y && !is_same((*x).*seen, (*y).*seen) &&
-               shows(call_, *y, (*y).*seen, precision_);
-      });
+      return shows_change(recipe, undo, seen, seen);
     };
     return scaled_in_some_way(with, holds) ||
            (!in_scores && in_some_way(kWeightFaults, with, holds));
@@ -264,15 +275,12 @@ class Signs {
   // Beside a learned number scores may be scaled wrongly; else that were too
   // many guesses.
   bool shows_weights(const Recipe& without, const Recipe& with) const {
+    const auto undo = [&](Recipe& before) {
+      before.sink = without.sink;
+      before.sink_weight = without.sink_weight;
+    };
     const auto holds = [&](const Recipe& recipe) {
-      return causal_or_not(recipe, [&](const Recipe& after) {
-        Recipe before = after;
-        before.sink = without.sink;
-        before.sink_weight = without.sink_weight;
-        const auto x = simulate(call_, before), y = simulate(call_, after);
-        return x && y && !is_same(x->weights, y->weights) &&
-               shows(call_, *y, y->context, precision_);
-      });
+      return shows_change(recipe, undo, &Stages::weights, &Stages::context);
     };
     if (with.sink == Sink::kZero) return holds(with);
     Recipe first = with, last = with;

@@ -27,34 +27,31 @@ Concern has_mix(const ObservedCall& call) {
                static_cast<int>(call.mixes.size()) > which);
 }
 
-template <int which, bool turned>
-Convention of_scores() {
-  return {"scores_mixed",
-          "Heads are mixed by learned numbers before the softmax (talking "
-          "heads).",
-          "nn.MultiheadAttention has no such numbers.",
-          has_mix<which>,
-          [](Recipe& r) { r.mixed_scores = {which, turned}; },
-          Sign::kScores};
-}
+constexpr auto kScores = &Recipe::mixed_scores;
+constexpr auto kWeights = &Recipe::mixed_weights;
 
-template <int which, bool turned>
-Convention of_weights() {
-  return {"weights_mixed",
-          "Heads are mixed by learned numbers behind the softmax (talking "
-          "heads).",
+template <auto mixes, int which, bool turned>
+Convention heads_mixed() {
+  constexpr bool before = mixes == kScores;
+  return {before ? "scores_mixed" : "weights_mixed",
+          before ? "Heads are mixed by learned numbers before the softmax "
+                   "(talking heads)."
+                 : "Heads are mixed by learned numbers behind the softmax "
+                   "(talking heads).",
           "nn.MultiheadAttention has no such numbers.",
           has_mix<which>,
-          [](Recipe& r) { r.mixed_weights = {which, turned}; },
-          Sign::kWeights};
+          [](Recipe& r) { r.*mixes = {which, turned}; },
+          before ? Sign::kScores : Sign::kWeights};
 }
 
 }  // namespace
 
+// At most one before the softmax and one behind it, in either order of names.
 const std::vector<Convention> kMixing = {
-    of_scores<0, false>(),  of_scores<0, true>(),   of_scores<1, false>(),
-    of_scores<1, true>(),   of_weights<0, false>(), of_weights<0, true>(),
-    of_weights<1, false>(), of_weights<1, true>(),
+    heads_mixed<kScores, 0, false>(),  heads_mixed<kScores, 0, true>(),
+    heads_mixed<kScores, 1, false>(),  heads_mixed<kScores, 1, true>(),
+    heads_mixed<kWeights, 0, false>(), heads_mixed<kWeights, 0, true>(),
+    heads_mixed<kWeights, 1, false>(), heads_mixed<kWeights, 1, true>(),
 };
 
 }  // namespace multihead::diagnosis
