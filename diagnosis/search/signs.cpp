@@ -15,7 +15,9 @@ namespace multihead::diagnosis {
 using at::Tensor;
 
 bool is_done_to_heads(const Recipe& without, const Recipe& with) {
-  return with.head_norm != without.head_norm || with.rotary != without.rotary;
+  return with.head_norm != without.head_norm ||
+         with.norm_is_wide != without.norm_is_wide ||
+         with.rotary != without.rotary;
 }
 
 namespace {
@@ -339,47 +341,51 @@ class Signs {
   // Some tensor of the trace and the same behind the norm.
   bool shows_context_norm(const Recipe& without, const Recipe& with) const {
     const Sizes& n = call_.sizes;
+    const bool of_merged = with.merged_norm != without.merged_norm;
+    const NormKind kind = of_merged ? with.merged_norm : with.context_norm;
+    const int64_t width = n.value_width * (of_merged ? n.heads : 1);
     const std::vector<Tensor> heads = heads_to_norm(without);
-    for (const int64_t width : {n.value_width, n.value_width * n.heads}) {
-      for (const Tensor& tensor : call_.trace) {
-        if (tensor.size(-1) != width ||
-            tensor.numel() != n.batch * n.queries * n.heads * n.value_width) {
-          continue;
-        }
-        const Tensor x = tensor.to(at::kDouble);
-        const Tensor y =
-            normalised(call_, with.context_norm, NormPlace::kContext, 2, x);
-        if (is_same(x, y)) continue;  // as of zeros
-        // That of the output, or of the input, is another.
-        const bool of_end = is_numbers_of(y, call_.out) ||
-                            (call_.out.sizes() == call_.inputs[0].sizes() &&
-                             is_numbers_of(y, call_.out - call_.inputs[0]));
-        // What has unit length on the way is normed by factors behind it, too.
-        const bool of_heads = std::ranges::any_of(heads, [&](const Tensor& h) {
-          // One that is written out centres them first.
-          const Tensor centred = h - h.mean(-1, /*keepdim=*/true);
-          return is_numbers_of(x, h) || is_numbers_of(x, centred) ||
-                 (h.size(-1) == width &&
-                  is_numbers_of(y, normalised(call_, with.context_norm,
-                                              NormPlace::kContext, 2, h)));
-        });
-        if (is_shown(y) && !of_end && !of_heads && !is_of_input(x, y, with)) {
-          return true;
-        }
+    for (const Tensor& tensor : call_.trace) {
+      if (tensor.size(-1) != width ||
+          tensor.numel() != n.batch * n.queries * n.heads * n.value_width) {
+        continue;
+      }
+      const Tensor x = tensor.to(at::kDouble);
+      const Tensor y = normalised(call_, kind, NormPlace::kContext, 2, x);
+      if (is_same(x, y)) continue;  // as of zeros
+      // That of the output, or of the input, is another.
+      const bool of_end = is_numbers_of(y, call_.out) ||
+                          (call_.out.sizes() == call_.inputs[0].sizes() &&
+                           is_numbers_of(y, call_.out - call_.inputs[0]));
+      // What has unit length on the way is normed by factors behind it, too.
+      const bool of_heads = std::ranges::any_of(heads, [&](const Tensor& h) {
+        return is_before_norm(x, h) ||
+               (h.size(-1) == width &&
+                is_numbers_of(
+                    y, normalised(call_, kind, NormPlace::kContext, 2, h)));
+      });
+      if (is_shown(y) && !of_end && !of_heads && !is_of_input(x, y, kind)) {
+        return true;
       }
     }
     return false;
   }
 
+  // A norm that is written out centres what it gets first.
+  bool is_before_norm(const Tensor& x, const Tensor& given) const {
+    return is_numbers_of(x, given) ||
+           is_numbers_of(x, given - given.mean(-1, /*keepdim=*/true));
+  }
+
   // Whether x is an input, or y what the norm makes of one: its gain may follow
   // in a step of its own.
-  bool is_of_input(const Tensor& x, const Tensor& y, const Recipe& with) const {
+  bool is_of_input(const Tensor& x, const Tensor& y, NormKind kind) const {
     for (int role = 0; role < 3; ++role) {
       const Tensor& input = call_.inputs[role];
-      if (is_numbers_of(x, input)) return true;
+      if (is_before_norm(x, input)) return true;
       if (x.size(-1) == input.size(-1) &&
-          is_numbers_of(y, normalised(call_, with.context_norm,
-                                      NormPlace::kInput, role, input)))
+          is_numbers_of(
+              y, normalised(call_, kind, NormPlace::kInput, role, input)))
         return true;
     }
     return false;
@@ -398,6 +404,8 @@ class Signs {
         one.rotary = turn;
         const auto stages = simulate(call_, one);
         if (!stages) continue;
+        for (int role = 0; role < 2 && one.norm_is_wide; ++role)
+          found.push_back(stages->projected[role]);
         const auto& [query, key, value] = stages->heads;
         // Keys may be repeated before, for the queries that share them.
         const Tensor all = expand_groups(key, call_.sizes, repeat_groups);

@@ -100,8 +100,15 @@ double usual_eps(const ObservedCall& call, NormKind kind, const Tensor& x) {
   const bool is_layer =
       kind == NormKind::kLayer || kind == NormKind::kLayerFromOne;
   if (call.norm_eps && is_layer) return *call.norm_eps;
-  const auto shown = call.eps_of_means.find(x.numel() / x.size(-1));
-  if (shown != call.eps_of_means.end()) return shown->second;
+  // A norm of one head after the other has fewer means, one of keys that were
+  // repeated for the queries that share them has more.
+  const Sizes& n = call.sizes;
+  const int64_t means = x.numel() / x.size(-1);
+  for (const int64_t count :
+       {means, means / n.heads, means * n.heads / n.kv_heads}) {
+    const auto shown = call.eps_of_means.find(count);
+    if (shown != call.eps_of_means.end()) return shown->second;
+  }
   if (is_layer || kind == NormKind::kGroup) return 1e-5;
   if (kind == NormKind::kByHand) return 1e-6;
   return call.dtype == at::kDouble ? 0x1p-52 : 0x1p-23;
@@ -148,14 +155,17 @@ bool has_norm(const ObservedCall& call, int64_t width) {
       call.norms, [&](const Norm& norm) { return width_of(norm) == width; });
 }
 
-bool has_wide_norm(const ObservedCall& call, bool norms_inputs,
-                   int64_t projected) {
-  if (norm_at(call, NormPlace::kHeads, /*role=*/0, call.sizes.width))
-    return false;
-  return std::ranges::any_of(call.norms, [&](const Norm& norm) {
-    const bool is_of_heads = is_of_role(norm, 0) || is_of_role(norm, 1);
-    return width_of(norm) == projected && (is_of_heads || !norms_inputs);
-  });
+Concern norm_of(const ObservedCall& call, NormKind kind,
+                std::initializer_list<int64_t> widths) {
+  if (!call.has_weights) return Concern::kNo;
+  const bool has_shift = std::ranges::any_of(
+      call.norms, [](const Norm& norm) { return norm.bias.defined(); });
+  const bool named = std::ranges::any_of(
+      widths, [&](int64_t width) { return has_norm(call, width); });
+  if (named && kind != NormKind::kUnit) {
+    return maybe(shows_its_way(call) || (kind == NormKind::kRms) != has_shift);
+  }
+  return maybe(shows_its_way(call) && kind != NormKind::kByHand);
 }
 
 Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,

@@ -363,8 +363,8 @@ const std::vector<Convention> kReadings = {
 std::span<const Convention> all_conventions() {
   static const std::vector<Convention> all = [] {
     std::vector<Convention> some = kReadings;
-    some.insert(some.end(), kStructure.begin(), kStructure.end());
-    some.insert(some.end(), kMixing.begin(), kMixing.end());
+    for (const auto& others : {kStructure, kBehindHeads, kMixing})
+      some.insert(some.end(), others.begin(), others.end());
     return some;
   }();
   return all;

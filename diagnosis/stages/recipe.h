@@ -363,8 +363,10 @@ struct Habits {
   NormedInputs normed_inputs = NormedInputs::kAll;
   QueriesAmongKeys queries_among_keys = QueriesAmongKeys::kNone;
   NormKind head_norm = NormKind::kNone;  ///< of queries and keys
-  bool norm_after_turn = false;          ///< that norm, where heads are turned
-  NormKind context_norm = NormKind::kNone;
+  bool norm_is_wide = false;     ///< that norm, of all heads before the split
+  bool norm_after_turn = false;  ///< that norm, where heads are turned
+  NormKind context_norm = NormKind::kNone;  ///< of each head
+  NormKind merged_norm = NormKind::kNone;   ///< of all heads, side by side
   NormKind output_norm = NormKind::kNone;
   Residual residual = Residual::kNone;
   bool output_gain = false;  ///< a learned factor, or one for each feature

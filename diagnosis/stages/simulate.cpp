@@ -44,14 +44,6 @@ double scale_of(const Recipe& recipe, const Scaling& scaling) {
                                                     : recipe.scale(scaling);
 }
 
-// Else it is of all heads, once they are merged.
-bool is_context_norm_of_heads(const ObservedCall& call, const Recipe& recipe,
-                              const Tensor& context) {
-  return recipe.context_norm != NormKind::kNone &&
-         (has_norm(call, context.size(-1)) ||
-          !has_norm(call, context.size(-1) * context.size(1)));
-}
-
 // Heads (B, H or G, L, D) of queries, keys and values.
 std::array<Tensor, 3> split_heads(const ObservedCall& call,
                                   const Recipe& recipe,
@@ -209,10 +201,8 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
   require(used.size(-1) == value.size(2));
   stages.context = drop_at(Dropout::kOnContext, call, recipe,
                            narrowed(recipe.mix(used, value), recipe));
-  if (is_context_norm_of_heads(call, recipe, stages.context)) {
-    stages.context = normalised(call, recipe.context_norm, NormPlace::kContext,
-                                2, stages.context);
-  }
+  stages.context = normalised(call, recipe.context_norm, NormPlace::kContext,
+                              /*role=*/2, stages.context);
   if (masked.unused.defined()) stages.distinguishing = {masked.unused};
   if (recipe.scale == scale_twice) {
     stages.distinguishing = {query * std::sqrt(stages.scale),
@@ -242,18 +232,13 @@ Stages follow_to_scores(const ObservedCall& call, const Recipe& recipe) {
   Stages stages;
   stages.inputs = inputs_of(call, recipe);
   stages.projected = project_inputs(call, recipe, stages.inputs);
-  // Before they are split, where the norm is that wide.
-  const auto norm_heads = [&](std::array<Tensor, 3>& x, bool split) {
-    for (int role = 0; role < 2; ++role) {
-      const bool is_wide =
-          has_wide_norm(call, recipe.input_norm != NormKind::kNone,
-                        stages.projected[role].size(-1));
-      if (recipe.head_norm == NormKind::kNone || is_wide == split) continue;
+  require(!recipe.norm_is_wide || !recipe.norm_after_turn);
+  const auto norm = [&](std::array<Tensor, 3>& x) {
+    for (int role = 0; role < 2; ++role)
       x[role] =
           normalised(call, recipe.head_norm, NormPlace::kHeads, role, x[role]);
-    }
   };
-  norm_heads(stages.projected, /*split=*/false);
+  if (recipe.norm_is_wide) norm(stages.projected);
   if (recipe.rotary == Rotary::kPairsOfAll) {
     require(call.has_weights);
     Recipe of_all = recipe;
@@ -263,9 +248,9 @@ Stages follow_to_scores(const ObservedCall& call, const Recipe& recipe) {
     for (Tensor& x : stages.projected) x = x.squeeze(1);
   }
   stages.heads = split_heads(call, recipe, stages.projected);
-  if (!recipe.norm_after_turn) norm_heads(stages.heads, /*split=*/true);
+  if (!recipe.norm_is_wide && !recipe.norm_after_turn) norm(stages.heads);
   if (recipe.rotary != Rotary::kPairsOfAll) turn(call, recipe, stages.heads);
-  if (recipe.norm_after_turn) norm_heads(stages.heads, /*split=*/true);
+  if (recipe.norm_after_turn) norm(stages.heads);
   score(call, recipe, stages);
   return stages;
 }
@@ -284,9 +269,9 @@ Recipe up_to_scores(Recipe recipe) {
         &Recipe::joined, &Recipe::heads_before_items, &Recipe::window_reading,
         &Recipe::own_key_seen, &Recipe::own_key_blocked, &Recipe::within_blocks,
         &Recipe::fully_masked, &Recipe::sentinels, &Recipe::output_dropout,
-        &Recipe::context_norm, &Recipe::output_norm, &Recipe::residual,
-        &Recipe::output_gain, &Recipe::sink, &Recipe::sink_weight,
-        &Recipe::rounded);
+        &Recipe::context_norm, &Recipe::merged_norm, &Recipe::output_norm,
+        &Recipe::residual, &Recipe::output_gain, &Recipe::sink,
+        &Recipe::sink_weight, &Recipe::rounded);
   reset(&Recipe::merge, &Recipe::mask, &Recipe::padding, &Recipe::causal,
         &Recipe::window, &Recipe::sentinel, &Recipe::sentinel_added,
         &Recipe::sentinel_of_mask, &Recipe::sentinel_from, &Recipe::normalise,
@@ -355,11 +340,8 @@ Stages follow(const ObservedCall& call, const Recipe& recipe) {
       drop_at(Dropout::kOnMerged, call, recipe,
               call.has_weights ? merge_heads(stages.context, recipe, call.sizes)
                                : merge_by_head(stages.context));
-  if (recipe.context_norm != NormKind::kNone &&
-      !is_context_norm_of_heads(call, recipe, stages.context)) {
-    stages.merged = normalised(call, recipe.context_norm, NormPlace::kContext,
-                               2, stages.merged);
-  }
+  stages.merged = normalised(call, recipe.merged_norm, NormPlace::kContext,
+                             /*role=*/2, stages.merged);
   stages.out = finish(call, recipe, stages);
   return stages;
 }

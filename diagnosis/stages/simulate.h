@@ -86,13 +86,6 @@ at::Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
 /// Whether the call has a norm with parameters for this width.
 bool has_norm(const ObservedCall& call, int64_t width);
 
-/// Whether queries and keys pass their norm before they are split: it is as
-/// wide as what is projected, and none is for queries of one head. (With one
-/// head of keys theirs is as wide as a head either way.) norms_inputs: one of
-/// no role may be that of the inputs.
-bool has_wide_norm(const ObservedCall& call, bool norms_inputs,
-                   int64_t projected);
-
 /// Heads (B, H, L, D) of a role turned by their positions. Impossible: the
 /// trace was to show how, and does not.
 at::Tensor rotated(const ObservedCall& call, const Recipe& recipe, int role,
@@ -232,9 +225,15 @@ inline bool shows_its_way(const ObservedCall& call) {
   return !call.trace.empty();
 }
 
+/// Whether there may be a norm of one of these widths. Norms with a shift are
+/// no RMS norms; those without parameters, only a trace shows.
+Concern norm_of(const ObservedCall& call, NormKind kind,
+                std::initializer_list<int64_t> widths);
+
 /// How what is given is read; and what else stands in the same module, in the
 /// order in which it meets the data.
-extern const std::vector<Convention> kReadings, kStructure, kMixing;
+extern const std::vector<Convention> kReadings, kStructure, kBehindHeads,
+    kMixing;
 
 // ---- The faults of each file -----------------------------------------------
 

@@ -21,14 +21,17 @@ Layer layer_beside(std::string_view name, const Recipe& recipe = {}) {
       name.starts_with("fused_") ? make_fused_layer() : make_layer(kHeads);
   const int64_t width = kEmbed / kHeads;
   if (name == "norm_of_heads" || name == "scale_in_gains") {
-    layer.tensors["q_norm.weight"] = at::rand({width}, at::kDouble) + 0.5;
-    layer.tensors["k_norm.weight"] = at::rand({width}, at::kDouble) + 0.5;
+    const int64_t normed = recipe.norm_is_wide ? kEmbed : width;
+    layer.tensors["q_norm.weight"] = at::rand({normed}, at::kDouble) + 0.5;
+    layer.tensors["k_norm.weight"] = at::rand({normed}, at::kDouble) + 0.5;
   } else if (name.find("norm") != name.npos || name == "residual") {
     // Around 0, where they are counted from 1.
     const bool from_one = recipe.input_norm == NormKind::kLayerFromOne ||
                           recipe.input_norm == NormKind::kRmsFromOne;
+    const bool of_heads = recipe.context_norm != NormKind::kNone;
     layer.tensors["norm.weight"] =
-        at::rand({kEmbed}, at::kDouble) + (from_one ? -0.5 : 0.5);
+        at::rand({of_heads ? width : kEmbed}, at::kDouble) +
+        (from_one ? -0.5 : 0.5);
   }
   if (name == "unscaled") {
     layer.tensors["table"] = random({9, kHeads});
@@ -65,15 +68,16 @@ Observation observed(const Layer& layer, const Recipe& recipe) {
   Recipe ungained = alone;
   ungained.output_gain = false;
   Recipe plain = recipe;  // what a norm of the context is made of
-  plain.context_norm = NormKind::kNone;
+  plain.context_norm = plain.merged_norm = NormKind::kNone;
   std::vector<Tensor> trace;
   for (const Tensor& x : stages->inputs) trace.push_back(x);
   for (const Tensor& x : stages->heads) trace.push_back(x);
   trace.push_back(stages->heads[0].matmul(stages->heads[1].mT()));
   trace.insert(trace.end(),
-               {stages->scores, stages->weights, simulate(call, plain)->merged,
-                stages->merged, simulate(call, alone)->out,
-                simulate(call, ungained)->out, simulate(call, before)->out});
+               {stages->scores, stages->weights, simulate(call, plain)->context,
+                stages->context, simulate(call, plain)->merged, stages->merged,
+                simulate(call, alone)->out, simulate(call, ungained)->out,
+                simulate(call, before)->out});
   if (recipe.residual == Residual::kSetBlock) {
     trace.push_back(stages->merged + stages->projected[0]);
   }

@@ -138,12 +138,18 @@ def causal_lines(s: Spec) -> list[str]:
 
 
 def turn_lines(s: Spec) -> list[str]:
-    if s.heads == "norm":
-        return ["{q} = self.q_norm({q})", "{k} = self.k_norm({k})"]
+    lines = norm_lines(s, "heads", "{q}", "{k}")
     if s.heads in ("rotary_halves", "rotary_pairs"):
         axis = 1 if s.pieces == "einsum" else -2
-        return [f"{{{x}}} = apply_rotary({{{x}}}, {axis})" for x in ("q", "k")]
-    return []
+        lines += [f"{{{x}}} = apply_rotary({{{x}}}, {axis})" for x in ("q", "k")]
+    return lines
+
+
+def norm_lines(s: Spec, place: str, *tensors: str) -> list[str]:
+    """What normalises tensors there; none where the program has no norm there."""
+    if s.norm is None or s.norm.place != place:
+        return []
+    return [s.norm.line(x, nth) for nth, x in enumerate(tensors)]
 
 
 def drop_lines(s: Spec) -> list[str]:
@@ -197,19 +203,21 @@ def call_lines(p: Steps) -> list[str]:
     if s.sequence_first or p.exchanged:
         for name in dict.fromkeys(names.values()):
             lines.append(f"{name} = {name}.transpose(0, 1)")
-    if s.around:
+    if s.residual:
         lines.append(f"residual = {names['q']}")
+    lines += norm_lines(s, "before", names["q"])
+    lines += norm_lines(s, "before_all", *dict.fromkeys(names.values()))
     lines += [
         f"B, Lq = {names['q']}.shape[0], {names['q']}.shape[1]",
         f"Lk = {names['k']}.shape[1]",
     ]
     lines += project_lines(p, names)
+    lines += norm_lines(s, "whole", "q", "k")
     lines += loop_lines(p) if s.pieces == "loop" else head_lines(p)
-    lines += p.out
-    if s.around:
+    lines += [*norm_lines(s, "context", "merged"), *p.out, *norm_lines(s, "out", "out")]
+    if s.residual:
         lines.append("out = out + residual")
-    if s.around == "norm":
-        lines.append("out = self.norm(out)")
+    lines += norm_lines(s, "after", "out")
     if s.sequence_first or p.exchanged:
         lines.append("out = out.transpose(0, 1)")
     return lines + return_lines(p)
@@ -442,7 +450,8 @@ def arguments(s: Spec) -> str:
 def text_of(p: Steps) -> str:
     s = p.spec
     if s.form == "module":
-        return IMPORTS + HELPERS.get(s.heads, "") + module_text(p)
+        norm = s.norm.helper() if s.norm else ""
+        return IMPORTS + HELPERS.get(s.heads, "") + norm + module_text(p)
     if s.is_core:
         body = [*docstring(s)]
         if p.causal or p.blocks:
@@ -549,11 +558,9 @@ def layer_lines(s: Spec, get: str, extra: dict[str, str]) -> list[str]:
     if s.causal == "buffer":
         ones = f"torch.ones({get}max_len, {get}max_len)"
         lines.append(f'self.register_buffer("tril", torch.tril({ones}))')
-    if s.around == "norm":
-        lines.append(f"self.norm = nn.LayerNorm({embed})")
-    if s.heads == "norm":
-        kind = ("LayerNorm", "RMSNorm")[s.seed % 2]
-        lines += [f"self.{x}_norm = nn.{kind}(self.head_dim)" for x in ("q", "k")]
+    if s.norm:
+        width = "self.head_dim" if s.norm.place == "heads" else embed
+        lines += s.norm.layer_lines(width)
     return lines
 
 

@@ -2,7 +2,9 @@
 """What a program is to be like: its style and its conventions, drawn by a seed."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from .norms import Norm, draw_norm
 
 # How people call the four matrices, the sizes, the inputs.
 MATRICES = [
@@ -41,7 +43,7 @@ CLASSES = [
 ]
 FORMS = ["module"] * 12 + ["made", "given", "core", "core", "numpy", "numpy_core"]
 PIECES = ["view"] * 5 + ["permute", "bmm", "einsum", "einsum", "unflatten", "loop"]
-HEADS = ["rotary_halves", "rotary_pairs", "norm", "alibi"]
+HEADS = ["rotary_halves", "rotary_pairs", "norm", "alibi"]  # "norm": of each head
 
 
 @dataclass
@@ -54,8 +56,8 @@ class Spec:
     projections: "separate", "fused" (qkv), "fused_kv", "lists" (a layer for each head)
     or "matrices" (x @ W). mask: None, "keep", "blocked", "additive" or "padding";
     causal: None, "buffer" or "made". says: the text states what the mask means. heads:
-    what is done to heads before they meet: "rotary_halves", "rotary_pairs", "norm"; or
-    to their scores, "alibi".
+    what is done to heads before they meet, "rotary_halves" or "rotary_pairs"; or to
+    their scores, "alibi". residual: the input of queries is added to the output.
     """
 
     seed: int
@@ -80,7 +82,8 @@ class Spec:
     softmax: str = "method"
     dropout: str | None = None
     returns: str = "out"
-    around: str | None = None
+    residual: bool = False
+    norm: Norm | None = None
     heads: str | None = None
     annotated: bool = False
     fault: str | None = None
@@ -104,9 +107,9 @@ class Spec:
 
     def __str__(self) -> str:
         shown = [self.form, self.pieces, self.inputs, self.projections]
-        for name in ("groups", "sequence_first", "config"):
+        for name in ("groups", "sequence_first", "config", "residual"):
             shown += [name] if getattr(self, name) else []
-        shown += [str(what) for what in (self.around, self.heads) if what]
+        shown += [str(what) for what in (self.heads, self.norm) if what]
         for name in ("mask", "causal", "dropout", "returns"):
             if getattr(self, name):
                 shown.append(f"{name}={getattr(self, name)}")
@@ -138,19 +141,36 @@ def draw(seed: int) -> Spec:
     s.dropout = r.choice([None, None, "layer", "functional", "output_too"])
     s.returns = r.choice(["out", "out", "out", "weights", "weights", "mean", "asked"])
     s.annotated = r.random() < 0.3
-    s.around = r.choice([None] * 12 + ["residual", "norm"])
+    around = r.choice([None] * 12 + ["residual", "norm"])
     s = settle(s, r)
+    s.residual = around is not None and s.form == "module"
     if s.form == "module" and s.inputs == "self":
         s.heads = r.choice([None] * 4 + HEADS)
     if s.heads == "alibi" and (s.pieces == "loop" or s.mask == "additive"):
         s.heads = None
+    if s.form == "module" and random.Random(f"has norm {seed}").random() < 0.15:
+        s.norm = draw_norm(seed)
+    if s.heads == "norm":
+        s.heads, s.norm = None, draw_norm(seed, ("heads",))
+    if around == "norm" and s.form == "module":
+        s.norm = draw_norm(seed, ("after",))
+    return settle_norm(s)
+
+
+def settle_norm(s: Spec) -> Spec:
+    """The same for the places of norms."""
+    if s.norm and s.norm.place == "whole" and (s.pieces == "loop" or s.groups):
+        s.norm = replace(s.norm, place="heads")
+    if s.norm and s.norm.place == "before_all" and s.inputs != "cross":
+        s.norm = replace(s.norm, place="before")
+    s.residual = s.residual or bool(s.norm and s.norm.place == "after")
     return s
 
 
 def settle(s: Spec, r: random.Random) -> Spec:
     """Choices that do not go together give way."""
     if s.form != "module":
-        s.config, s.around, s.groups, s.softmax = False, None, False, "F"
+        s.config, s.groups, s.softmax = False, False, "F"
         s.dropout = None
         s.causal = s.causal and "made"
         if s.returns == "asked":

@@ -10,6 +10,7 @@ import torch
 from error_budget import BUDGETS
 from torch import Tensor, nn
 
+from .norms import EPSILONS, Norm
 from .program import input_names, mask_name
 from .spec import Spec
 
@@ -56,17 +57,20 @@ class Sized:
     def __matmul__(self, other: "Sized") -> "Sized":
         return Sized(self.value @ other.value, self.scale @ other.scale)
 
-    def rms_norm(self) -> "Sized":
-        size = (self.value**2).mean(-1, keepdim=True).sqrt()
-        y = self.value / size
-        both = self.scale + y.abs() * (y.abs() * self.scale).mean(-1, keepdim=True)
-        return Sized(y, both / size + y.abs())
-
-    def layer_norm(self) -> "Sized":
-        y = nn.functional.layer_norm(self.value, self.value.shape[-1:])
-        size = self.scale + self.scale.mean(-1, keepdim=True)
+    def normed(self, norm: Norm | None, *places: str) -> "Sized":
+        """By the norm of a program if that is at one of the places."""
+        if norm is None or norm.place not in places:
+            return self
+        x, eps = self.value, norm.eps or EPSILONS[norm.kind]
+        if norm.kind == "rms":
+            eps = torch.finfo(x.dtype).eps if eps is None else eps
+            y, size = nn.functional.rms_norm(x, x.shape[-1:], eps=eps), self.scale
+            deviation = (x**2).mean(-1, keepdim=True).add(eps).sqrt()
+        else:
+            y = nn.functional.layer_norm(x, x.shape[-1:], eps=eps)
+            size = self.scale + self.scale.mean(-1, keepdim=True)
+            deviation = x.var(-1, correction=0, keepdim=True).add(eps).sqrt()
         size = size + y.abs() * (y.abs() * self.scale).mean(-1, keepdim=True)
-        deviation = self.value.var(-1, correction=0, keepdim=True).add(1e-5).sqrt()
         return Sized(y, size / deviation + y.abs())
 
 
@@ -150,7 +154,10 @@ def plain(s: Spec, call: Call, weights: dict[str, tuple[Tensor, Tensor | None]])
     and queries."""
     q, k, v = map(Sized.of, call.inputs)
     if not s.is_core:
+        q = q.normed(s.norm, "before", "before_all")
+        k, v = (x.normed(s.norm, *before_keys(s)) for x in (k, v))
         q, k, v = (projected(x, weights[r]) for x, r in zip((q, k, v), "qkv"))
+        q, k = (x.normed(s.norm, "whole") for x in (q, k))
         groups = GROUPS if s.groups else HEADS
         q = q.map(lambda x: x.unflatten(-1, (HEADS, -1)).transpose(1, 2))
         k, v = (
@@ -161,21 +168,26 @@ def plain(s: Spec, call: Call, weights: dict[str, tuple[Tensor, Tensor | None]])
     context, probabilities, largest = attended(s, call, q, k, v)
     if s.is_core:
         return context, probabilities, largest
-    out = projected(context.map(lambda x: x.transpose(1, 2).flatten(2)), weights["o"])
-    if s.around:
+    merged = context.map(lambda x: x.transpose(1, 2).flatten(2))
+    out = projected(merged.normed(s.norm, "context"), weights["o"])
+    out = out.normed(s.norm, "out")
+    if s.residual:
         out = out + Sized.of(call.inputs[0])
-    if s.around == "norm":
-        out = out.layer_norm()
+    out = out.normed(s.norm, "after")
     if s.sequence_first:
         out = out.map(lambda x: x.transpose(0, 1))
     return out, probabilities, largest
 
 
+def before_keys(s: Spec) -> tuple[str, ...]:
+    """Places of norms of what keys and values are made from."""
+    return ("before", "before_all") if s.inputs == "self" else ("before_all",)
+
+
 def of_heads(s: Spec, x: Sized) -> Sized:
     """What is done to queries or keys (B, H, L, d) before they meet: pairs of features
     are complex numbers, which positions turn."""
-    if s.heads == "norm":
-        return x.rms_norm() if s.seed % 2 else x.layer_norm()
+    x = x.normed(s.norm, "heads")
     if s.heads not in ("rotary_halves", "rotary_pairs"):
         return x
     shape = (2, -1) if s.heads == "rotary_halves" else (-1, 2)
