@@ -139,7 +139,17 @@ Conventions evident(std::span<const ObservedCall> calls) {
       if (is_new && wanted(convention.sign)) look_for(convention);
     }
   };
-  look_for_all([](Sign sign) { return sign != Sign::kContext; });
+  const auto is_before_context = [](Sign sign) {
+    return sign != Sign::kContext;
+  };
+  look_for_all(is_before_context);
+  // How matrices lie shows once the norm of what they project is known, and
+  // the rest once that is.
+  if (const size_t known = found.size();
+      with(found).input_norm != NormKind::kNone) {
+    look_for_all([](Sign sign) { return sign == Sign::kProjected; });
+    if (found.size() > known) look_for_all(is_before_context);
+  }
   // A bias shows only beside heads as they are cut.
   for (const Convention& cut : all_conventions()) {
     if (shown == calls.end() || !may_cut(cut, *shown, found)) continue;

@@ -38,7 +38,7 @@ _RANDOM |= {"bernoulli", "bernoulli_", "trunc_normal_", "normal_functional"}
 _COMPARE = {"lt", "le", "gt", "ge"}
 _COPIES = {"clone", "_to_copy", "contiguous", "detach", "alias", "copy", "lift_fresh"}
 _UNTRACED = {"detach", "alias", "empty", "zeros_like", "empty_like", "lift_fresh"}
-MOST_TRACED, MOST_AT_END, LARGEST_TRACED = 96, 8, 1 << 19
+MOST_TRACED, MOST_AT_END, LARGEST_TRACED = 96, 40, 1 << 19
 _TRIANGLES = {"tril", "triu", "tril_", "triu_"}
 
 
