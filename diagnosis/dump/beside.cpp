@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <initializer_list>
@@ -92,6 +93,8 @@ std::optional<GivenWindow> window_of(const Observation& from) {
 
 // ---- Parameters that are not attention's own -------------------------------
 
+constexpr std::array kInputNames = {"query", "key", "value"};
+
 // The members of each owner, those that are not attention's own.
 using Owned = std::map<std::string, std::map<std::string, Tensor>>;
 
@@ -124,6 +127,12 @@ bool read_norm(const Observation& from, const std::string& owner,
     }
     part = tensor;
     if (norm.name.empty()) norm.name = name;
+    const auto inputs = from.metadata.find("norms:" + name);
+    if (inputs == from.metadata.end()) continue;
+    for (int role = 0; role < 3; ++role) {
+      norm.of_inputs[role] |=
+          inputs->second.find(kInputNames[role]) != std::string::npos;
+    }
   }
   if (norm.weight.defined() && norm.bias.defined() &&
       norm.weight.sizes() != norm.bias.sizes()) {

@@ -46,6 +46,7 @@ struct Norm {
   std::string name;
   at::Tensor weight, bias;  ///< (n), or (H, 1, n) of heads
   std::optional<double> eps;
+  std::array<bool, 3> of_inputs = {};  ///< which it is seen to norm
   int64_t groups =
       0;  ///< of features, where statistics are taken over positions
 };

@@ -344,7 +344,7 @@ class Signs {
     const bool of_merged = with.merged_norm != without.merged_norm;
     const NormKind kind = of_merged ? with.merged_norm : with.context_norm;
     const int64_t width = n.value_width * (of_merged ? n.heads : 1);
-    const std::vector<Tensor> heads = heads_to_norm(without);
+    const auto [heads, normed] = heads_of_norm(without);
     for (const Tensor& tensor : call_.trace) {
       if (tensor.size(-1) != width ||
           tensor.numel() != n.batch * n.queries * n.heads * n.value_width) {
@@ -357,14 +357,18 @@ class Signs {
       const bool of_end = is_numbers_of(y, call_.out) ||
                           (call_.out.sizes() == call_.inputs[0].sizes() &&
                            is_numbers_of(y, call_.out - call_.inputs[0]));
-      // What has unit length on the way is normed by factors behind it, too.
+      // What has unit length on the way is normed by factors behind it, too,
+      // and what is normed and scaled by the same norm again.
+      const bool of_normed = std::ranges::any_of(
+          normed, [&](const Tensor& h) { return is_numbers_of(y, h); });
       const bool of_heads = std::ranges::any_of(heads, [&](const Tensor& h) {
         return is_before_norm(x, h) ||
                (h.size(-1) == width &&
                 is_numbers_of(
                     y, normalised(call_, kind, NormPlace::kContext, 2, h)));
       });
-      if (is_shown(y) && !of_end && !of_heads && !is_of_input(x, y, kind)) {
+      if (is_shown(y) && !of_end && !of_heads && !of_normed &&
+          !is_of_input(x, y, kind)) {
         return true;
       }
     }
@@ -391,25 +395,30 @@ class Signs {
     return false;
   }
 
-  // Queries and keys that meet a norm of their own, turned or not.
-  std::vector<Tensor> heads_to_norm(Recipe recipe) const {
-    std::vector<Tensor> found;
-    if (recipe.head_norm == NormKind::kNone) return found;
-    recipe.head_norm = NormKind::kNone;
+  // Queries and keys that meet a norm of their own, turned or not: before it,
+  // and behind it.
+  std::array<std::vector<Tensor>, 2> heads_of_norm(Recipe recipe) const {
+    std::array<std::vector<Tensor>, 2> found;
+    const NormKind kind = recipe.head_norm;
+    if (kind == NormKind::kNone) return found;
     const std::vector<Cut> cuts = other_cuts(call_);
     std::vector<Recipe> recipes(cuts.size() + 1, recipe);
     for (size_t i = 0; i < cuts.size(); ++i) cuts[i](recipes[i]);
     for (Recipe& one : recipes) {
       for (const Rotary turn : {recipe.rotary, Rotary::kNone}) {
         one.rotary = turn;
-        const auto stages = simulate(call_, one);
-        if (!stages) continue;
-        for (int role = 0; role < 2 && one.norm_is_wide; ++role)
-          found.push_back(stages->projected[role]);
-        const auto& [query, key, value] = stages->heads;
-        // Keys may be repeated before, for the queries that share them.
-        const Tensor all = expand_groups(key, call_.sizes, repeat_groups);
-        for (const Tensor& x : {query, key, all}) found.push_back(x);
+        for (const bool is_normed : {false, true}) {
+          one.head_norm = is_normed ? kind : NormKind::kNone;
+          const auto stages = simulate(call_, one);
+          if (!stages) continue;
+          std::vector<Tensor>& some = found[is_normed];
+          for (int role = 0; role < 2 && one.norm_is_wide; ++role)
+            some.push_back(stages->projected[role]);
+          const auto& [query, key, value] = stages->heads;
+          // Keys may be repeated before, for the queries that share them.
+          const Tensor all = expand_groups(key, call_.sizes, repeat_groups);
+          some.insert(some.end(), {query, key, all});
+        }
       }
     }
     return found;

@@ -87,6 +87,14 @@ const Norm* norm_at(const ObservedCall& call, NormPlace place, int role,
     if (!named) free.push_back(&norm);
   }
   if (free.empty()) return nullptr;
+  if (place == NormPlace::kInput) {
+    // Values may come of the input of keys, and both of that of queries.
+    for (const int input : {role, role == 2 ? 1 : role, call.same_as[role]}) {
+      for (const Norm* norm : free) {
+        if (norm->of_inputs[input]) return norm;
+      }
+    }
+  }
   if (place == NormPlace::kHeads && free.size() > 1) {
     for (const Norm* norm : free) {
       if (words_of(norm->name).back().starts_with("qkv"[role])) return norm;

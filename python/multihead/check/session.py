@@ -216,7 +216,8 @@ class Examination:
             verdict = self._with_added_masks(reading, verdict)
         ends = [] if reading.beside else reading.at_its_ends
         seen = reading.way.runner.subject, reading.kept[0].out
-        part = reading.beside or has_head_behind(*seen)
+        beside = reading.beside or reading.norms_beside
+        part = beside or has_head_behind(*seen)
         if part or verdict["faults"] or core.answers(reading) or ends:
             reading.verdict = verdict
             answered = {NO_WEIGHTS} | core.answered(reading.kept)
@@ -578,7 +579,7 @@ class Examination:
     def _explain(self, reading: Reading, kept: list[Run]) -> Finding | None:
         """Has the engine judge the runs; what it complains of where it cannot."""
         call, stated = reading.way.call, reading.meaning.stated
-        seen = [observation.observe(run, call, stated) for run in kept]
+        seen = observation.observe_all(kept, call, stated)
         reading.facts = self._facts(reading, kept)
         seen[0].metadata |= reading.facts
         for one in seen:

@@ -38,7 +38,7 @@ _RANDOM |= {"bernoulli", "bernoulli_", "trunc_normal_", "normal_functional"}
 _COMPARE = {"lt", "le", "gt", "ge"}
 _COPIES = {"clone", "_to_copy", "contiguous", "detach", "alias", "copy", "lift_fresh"}
 _UNTRACED = {"detach", "alias", "empty", "zeros_like", "empty_like", "lift_fresh"}
-MOST_TRACED, MOST_AT_END, LARGEST_TRACED = 96, 40, 1 << 19
+MOST_TRACED, MOST_AT_END, LARGEST_TRACED = 96, 64, 1 << 19
 _TRIANGLES = {"tril", "triu", "tril_", "triu_"}
 
 
@@ -111,6 +111,8 @@ class Recorder(TorchDispatchMode):
         # Of what is too much for the trace, the last.
         self.end: deque[Tensor] = deque(maxlen=MOST_AT_END)
         self.spread: float | None = None
+        # Roles of the inputs that met a gain before any matrix, by the gain's storage.
+        self.gained: dict[int, frozenset[str]] = {}
         # What norms without parameters of their own add to the variance.
         self.norm_eps: float | None = None
         # What is added to means of squares, by how many of these there are: the first.
@@ -191,6 +193,7 @@ class Recorder(TorchDispatchMode):
         if name == "native_layer_norm":
             self.norm_eps = float(args[4])
         self._note_eps(name, args, operands, results)
+        self._note_gains(operands)
 
     def _note_eps(self, name: str, args: tuple, operands, results) -> None:
         """x.square().mean(-1, keepdim=True) + eps, of a norm that shows its steps."""
@@ -202,6 +205,13 @@ class Recorder(TorchDispatchMode):
         eps = args[1] if name in ("add", "add_") and known and len(args) > 1 else None
         if isinstance(eps, float) and 0 < eps <= _LARGEST_EPS:
             self.eps_of_means.setdefault(results[0].numel(), eps)
+
+    def _note_gains(self, operands: list[Tensor]) -> None:
+        gains = [t for t in operands if t.dim() == 1 and self.root(t) in self.parameters]
+        origins = [self.origin(t) for t in operands] if gains else []
+        roles = frozenset().union(*(o.inputs for o in origins if not o.weights))
+        for gain in gains if roles else []:
+            self.gained.setdefault(self.root(gain), roles)
 
     def origin(self, tensor: Tensor) -> Origin:
         return self.origins.get(storage(tensor), _UNKNOWN)

@@ -90,6 +90,16 @@ def complaint(error: ValueError) -> Finding:
     )
 
 
+def observe_all(kept: list[Run], call: Call, stated: Stated) -> list[Observation]:
+    """What a norm gets, the first shows, whose inputs differ; with the same tensor for
+    all of them, it is open."""
+    seen = [observe(run, call, stated) for run in kept]
+    known = {n: v for n, v in seen[0].metadata.items() if n.startswith("norms:")}
+    for one in seen[1:]:
+        one.metadata |= known
+    return seen
+
+
 def observe(run: Run, call: Call, stated: Stated) -> Observation:
     """The observation of a run that returned an output."""
     seen = Observation(metadata={"name": run.case.name})
@@ -366,6 +376,8 @@ def _put_beside(seen: Observation, run: Run) -> None:
     seen.tensors |= run.tables
     seen.metadata |= {"turns_heads": "true"} if run.turns else {}
     for name, tensor in run.parameters.tensors.items():
+        if roles := run.recorder.gained.get(run.recorder.root(tensor)):
+            seen.metadata[f"norms:{name}"] = ",".join(sorted(roles))
         if tensor.dim() >= 2 and run.recorder.root(tensor) in run.recorder.met:
             seen.metadata[f"meets_data:{name}"] = "true"
     _put_window(seen, run)

@@ -211,6 +211,7 @@ def likeliest(ways: list[tuple[int, Way]]) -> tuple[int, Way]:
 # What is kept of a call for another.
 _KEEPS = re.compile(r"^\s*self\.\w+(\s*,\s*self\.\w+)*\s*=[^=]", re.M)
 # Biases, and what norms are made of.
+_NORM = re.compile(r"norm|(^|[._])(ln|bn|gn)(\d|[._]|$)", re.I)
 _OF_NORMS = re.compile(r"norm|bias|(^|[._])(ln|bn|gn|b)(\d|[._]|$)", re.I)
 
 
@@ -272,6 +273,12 @@ class Reading:
         """Matrices, and norms over the batch, that the data met and attention has no use
         for, or all where none was understood; none where all is explained."""
         return [n for n, t in self._unread.items() if t.dim() >= 2 or self._is_norm(n)]
+
+    @property
+    def norms_beside(self) -> list[str]:
+        """Weights of norms of which the same holds: what these norm is not understood."""
+        unread = self._unread.items()
+        return [n for n, t in unread if t.dim() == 1 and _NORM.search(n)]
 
     @property
     def has_other_layers(self) -> bool:
