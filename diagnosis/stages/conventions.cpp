@@ -273,6 +273,10 @@ const std::vector<Convention> kReadings = {
      "A window of w is read as half as many keys on each side of the query's "
      "own.",
      "", window_size, window_means<WindowReading::kHalves>},
+    {"window_of_halves",
+     "A window of w is read as half as many keys on each side of the query's "
+     "own; where it is causal, as w keys, of which its own is the last.",
+     "", window_size, window_means<WindowReading::kHalvesOrEarlier>},
     {"window_elsewhere",
      "Its window does not bind queries and keys of one call.",
      "Block what lies beyond the window: j < i - left and j > i + right.",

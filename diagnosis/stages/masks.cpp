@@ -239,9 +239,11 @@ Effect met(const ObservedCall& call, const Recipe& recipe,
     meet(call.padding, recipe.padding, recipe.padding_keeps, call, scores,
          effect);
   }
-  if (is_asked_for(call, recipe)) meet_causal(call, recipe, scores, effect);
+  const bool is_causal = is_asked_for(call, recipe);
+  if (is_causal) meet_causal(call, recipe, scores, effect);
   if (call.window && recipe.window_reading != WindowReading::kElsewhere) {
-    const auto [left, right] = sides_of(*call.window, recipe.window_reading);
+    const auto [left, right] =
+        sides_of(*call.window, recipe.window_reading, is_causal);
     // Queries that are the last of the keys stand at their places.
     const int64_t ahead =
         call.queries_are_last ? scores.size(3) - scores.size(2) : 0;

@@ -286,6 +286,7 @@ enum class WindowReading {
   kBothSides,
   kNearer,
   kHalves,
+  kHalvesOrEarlier,  ///< halves, or where it is causal the last ones
   kElsewhere
 };
 

@@ -8,7 +8,7 @@ namespace multihead::diagnosis {
 using at::Tensor;
 
 std::array<int64_t, 2> sides_of(const GivenWindow& window,
-                                WindowReading reading) {
+                                WindowReading reading, bool is_causal) {
   const int64_t size = window.left + 1;
   switch (reading) {
     case WindowReading::kOwnLast:
@@ -22,6 +22,9 @@ std::array<int64_t, 2> sides_of(const GivenWindow& window,
       return {size - 1, size - 1};
     case WindowReading::kHalves:
       return {size / 2, size / 2};
+    case WindowReading::kHalvesOrEarlier:
+      if (!is_causal) return {size / 2, size / 2};
+      break;
   }
   return {window.left, window.right};
 }

@@ -13,6 +13,6 @@ namespace multihead::diagnosis {
 
 /// How many keys it holds to the left and to the right of the query's own.
 std::array<int64_t, 2> sides_of(const GivenWindow& window,
-                                WindowReading reading);
+                                WindowReading reading, bool is_causal);
 
 }  // namespace multihead::diagnosis

@@ -67,8 +67,8 @@ def flags(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
 
 
 def _is_size(parameter: inspect.Parameter, text: str) -> bool:
-    """Whether code compares something with it, takes it from a position, or has a
-    triangle of it."""
+    """Whether code compares something with it, takes it from a position, has a triangle
+    of it, or leaves that to another function."""
     name, default = parameter.name, parameter.default
     if not is_size(name) or "tuple" in str(parameter.annotation).lower():
         return False
@@ -78,4 +78,6 @@ def _is_size(parameter: inspect.Parameter, text: str) -> bool:
     kept += filter(is_size, re.findall(r"\bself\.(\w+)", text))
     size = rf"(?:\w+\.)?(?:{'|'.join(map(re.escape, {name, *kept}))})\b"
     used = rf"[<>]=?\s*\(?-?\s*{size}|{size}\s*[<>]|[-+]\s*{size}|=\s*\(?-\s*\(?{size}"
+    if "window" in name.lower():
+        used += rf"|\w\([^()\n]*,\s*{re.escape(name)}\b"
     return re.search(used, text) is not None
