@@ -48,6 +48,8 @@ std::string predicate(const std::string& finding) {
       {"windows_misplaced", "puts back its windows in other places"},
       {"wraps_around", "reads across the edges of its image"},
       {"shift_not_undone", "leaves its image shifted"},
+      {"zero_scores_blocked", "blocks scores that are 0"},
+      {"batch_size_counts", "returns something else for an item alone"},
       {"turned_alike", "turns all its positions alike"},
       {"batch_and_sequence_exchanged", "attends over the items of its batch"},
       {"causal_in_training_alone", "is causal in training alone"},
@@ -62,6 +64,10 @@ std::string predicate(const std::string& finding) {
   };
   for (const auto& [name, words] : kKnown)
     if (finding == name) return words;
+  const std::string for_others = "_weight_for_";
+  if (const size_t at = finding.find(for_others); at != finding.npos)
+    return "projects " + finding.substr(at + for_others.size()) +
+           " by the matrix of another";
   std::string words = "has a flaw: " + finding;
   std::replace(words.begin(), words.end(), '_', ' ');
   return words;

@@ -366,6 +366,18 @@ constexpr FaultCode kProgramCodes[] = {
      "With shifted windows, another first pixel changes what comes out at "
      "others, and not what comes out in its own place.",
      "Roll by -shift on the way in and by +shift on the way out."},
+    {"MH959", "batch_size_counts",
+     "What a model returns depends on how many are asked at once: it is "
+     "evaluated with another number of items than it was trained with.",
+     "An item gives something else alone than in a batch.",
+     "Take from the batch's size nothing but shapes: no scale, no positions."},
+    {"MH960", "zero_scores_blocked",
+     "Tokens of zeros, as padding is embedded, vanish as keys, and give NaN "
+     "where they are all that a query sees.",
+     "A first token of zeros gives something else than one of very small "
+     "numbers.",
+     "Block by the mask, not by what it leaves: scores.masked_fill(mask, "
+     "float('-inf'))."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

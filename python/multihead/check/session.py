@@ -477,7 +477,7 @@ class Examination:
             facts |= {key: said} if is_said else {"additive_guessed": "true"}
         facts |= dict.fromkeys(reading.told, "true")
         facts |= {"padding_of_rows": "true"} if call.masks_rows else {}
-        if said := documented.causal(self.subject):
+        if said := documented.causal(self.subject, call.insists_on("context")):
             facts["causal_text"] = documented.quoted(said)
         layout, of_steps = case.layout, (cases.SEQUENCE_FIRST, *cases.OF_STEPS)
         if cases.LAYER in self.layouts:

@@ -15,6 +15,7 @@ from torch import nn
 from ..report import Finding
 from ..sandbox.guard import Guard
 from ..subject import items, signature, sliding
+from ..subject.absent_rotary import ROTARY, Unturned
 from ..subject.roles import normal
 from ..subject.target import Subject, text_of_file
 from ..subject.words import is_position_bias, words
@@ -50,8 +51,7 @@ from .settings import (
     settings_of,
     shown,
 )
-from .stand_ins import Unturned, projection
-from .switches import ROTARY
+from .stand_ins import projection
 
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
 _SMALL = {"epsilon": 1e-5, "slope": 0.2}

@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from ..subject.signature import type_name
@@ -36,24 +35,6 @@ _OF_POSITIONS = re.compile(r"rope|rotary|pos|emb", re.IGNORECASE)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
 
 _RECURRENT = re.compile(r"\b(?:GRU|LSTM|RNN)(?:Cell)?\(")
-_TURNS = re.compile(r"^(apply|rotate|rope|turn|forward)")
-
-
-class Unturned(nn.Module):
-    """Rotary positions that turn nothing, however they are called: each is the first.
-    What it is given comes back, without what only says where it stands."""
-
-    def forward(self, *given: object, **_: object) -> object:
-        heads = [x for x in given if isinstance(x, torch.Tensor) and x.dim() >= 3]
-        return tuple(heads[:2]) if len(heads) > 1 else heads[0] if heads else None
-
-    def __getattr__(self, name: str) -> object:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if _TURNS.search(name):
-                return self.forward
-            raise
 
 
 class Same(nn.Identity):

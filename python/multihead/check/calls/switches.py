@@ -6,6 +6,7 @@ asked for."""
 import inspect
 import re
 
+from ..subject.absent_rotary import ROTARY
 from ..subject.masking import causal_flag
 from ..subject.target import Subject, text_of_file
 from ..subject.words import words
@@ -15,7 +16,6 @@ _CAUSAL = set("causal mask masked masking attention attn is use with apply".spli
 _OF_LATER = re.compile(
     r"tri[lu]\b|causal|future|later|ahead|subsequent|decoder|regress", re.I
 )
-ROTARY = {"rope", "rotary"}
 _OF_ROTARY = ROTARY | set(
     "use with apply enable is embedding embeddings emb pos".split()
 )

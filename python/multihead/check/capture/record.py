@@ -123,6 +123,8 @@ class Recorder(TorchDispatchMode):
         # Whether there was a softmax, and whether inputs met in a product before it.
         # chooses: the largest ones, of scores perhaps.
         self.has_softmax = self.has_scores = self.chooses = False
+        # Whether scores were asked which of them are 0.
+        self.asks_for_zeros = False
         # What the scores are of that meet a softmax: the last two sizes of each.
         self.softmaxes: set[tuple[int, ...]] = set()
         self.normalised: set[int] = set()  # lengths of the axes of softmaxes
@@ -399,6 +401,9 @@ class Recorder(TorchDispatchMode):
             self.normalised.add(data[0].shape[args[1]])
         self.has_softmax |= fused or is_softmax
         self.chooses |= name in ("topk", "kthvalue")
+        if name == "eq" and len(args) > 1 and self.has_scores and not self.has_softmax:
+            of_query = any("query" in self.origin(t).inputs for t in data)
+            self.asks_for_zeros |= of_query and not isinstance(args[1], Tensor)
 
     def _note_rounding(self, operands: list[Tensor], results: list[Tensor]) -> None:
         wide = any(r.dtype is torch.float64 and self.origin(r).inputs for r in results)

@@ -1,19 +1,75 @@
 # SPDX-License-Identifier: MIT
 """Whether PyTorch's own layer is handed items in the place of positions, as without
 batch_first, whatever the code makes of what it returns: a head for classes, a pooling,
-a draw.
+a draw; and whether an item comes out otherwise alone.
 """
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from ..calls import arguments, cases
+from ..calls.arguments import Arguments
 from ..capture.runner import Run, Runner
+from ..report import Finding
 from . import again, flaws
 from .layouts import written_batch_first
+
+BATCH_COUNTS = Finding(
+    "batch_size_counts",
+    "An item gives something else alone than in a batch, where no item follows another: "
+    "the number of items has a part in what is computed.",
+    "Look at what is made of the batch's size, x.shape[0], beside shapes: a scale, "
+    "positions that are counted once for each item, a sum over items.",
+)
+_CLOSE = 1e-5  # of numbers that float32 rounds on the way
+
+
+def differs_alone(runner: Runner, run: Run) -> bool:
+    """Whether the last item of a batch gives something else in a batch of one. run: what
+    came to its end."""
+    case = replace(run.case, gradients=False)
+    if case.layout != cases.LAYER or cases.unbatched(case) or case.style.numpy:
+        return False
+    alone = replace(case, sizes=replace(case.sizes, batch=1))
+    made, one = (arguments.make(runner.call, c) for c in (case, alone))
+    if case.sizes.batch < 2 or not _hand_last(made, one):
+        return False
+    both = runner.run(case, given=made), runner.run(alone, given=one)
+    if any(each.refused for each in both) or both[1].out.shape[:1] != (1,):
+        return False
+    whole, part = both[0].out[-1:], both[1].out
+    if whole.shape != part.shape:
+        return False
+    return not torch.allclose(whole, part, _CLOSE, _CLOSE, equal_nan=True)
+
+
+def _hand_last(made: Arguments, one: Arguments) -> bool:
+    """Hands the last item of a batch to a call with one, and what all items share;
+    False where something else is given, of which that is not known."""
+    for role, tensor in one.tensors.items():
+        tensor.copy_(made.tensors[role][-1:])
+    sequences = {tensor.data_ptr() for tensor in one.tensors.values()}
+    if len(made.positional) != len(one.positional):
+        return False
+    pairs = [(made.keywords[n], v) for n, v in one.keywords.items()]
+    pairs += zip(made.positional, one.positional)
+    for many, single in pairs:
+        if not isinstance(single, Tensor):
+            if single is not None and not isinstance(single, (bool, int, float, str)):
+                return False
+        elif single.data_ptr() in sequences:
+            continue
+        elif many.shape == single.shape:
+            single.copy_(many)
+        elif many[-1:].shape == single.shape:
+            single.copy_(many[-1:])
+        else:
+            return False
+    return True
 
 
 def attends_over_items(runner: Runner, run: Run) -> bool:

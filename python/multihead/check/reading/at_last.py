@@ -14,7 +14,7 @@ from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
 from ..subject.documented import docstrings
-from . import across, core, flaws, instead, observation, reads
+from . import across, core, flaws, idle, instead, observation, reads
 from .observation import NO_WEIGHTS
 from .ways import Reading
 
@@ -42,6 +42,10 @@ def settle(
     else."""
     said, before = instead.of_verdict(reading), reading.verdict
     if not _is_open(reading, said):
+        if reading.faults and not said:
+            # A matrix that is left out for another, which alone would be shared.
+            text = reading.way.runner.subject.source
+            reading.findings += idle.replaced(reading.way.base, text)
         return said
     reading.verdict = _judge(reading, promises)
     if reading.faults and not reading.meaning.additive:

@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""Output that is not finite, and whose fault that is."""
+"""Output that is not finite, or jumps, and whose fault that is."""
 
 from dataclasses import replace
 
 import torch
 
+from ..calls import cases
+from ..calls.cases import Case
 from ..capture.runner import Run, Runner
 from ..report import Finding
+from . import again
+
+ZEROS_BLOCKED = Finding(
+    "zero_scores_blocked",
+    "A score of exactly 0 is taken for a blocked one: a token of zeros, as padding is "
+    "embedded, gives something else than one of very small numbers.",
+    "Block by the mask, not by what it leaves: scores.masked_fill(mask, float('-inf')).",
+)
+_TINY = 1e-9
 
 
 def not_finite(kept: list[Run]) -> list[Finding]:
@@ -40,3 +51,27 @@ def of_either_width(runner: Runner, run: Run) -> Run:
     narrow = runner.run(replace(case, dtype=torch.float32))
     is_finite = not narrow.refused and bool(narrow.out.isfinite().all())
     return narrow if is_finite else run
+
+
+def blocks_zeros(runner: Runner, run: Run) -> bool:
+    """Whether scores that are 0 by themselves are blocked: with a first token of zeros
+    it does not return what it returns with one of nearly zeros. run: what came to its
+    end."""
+    if run.recorder is None or not run.recorder.asks_for_zeros:
+        return False
+    case = replace(run.case, gradients=False)
+    near, zero = (_with_first(runner, case, by) for by in (_TINY, 0.0))
+    if near is None or zero is None:
+        return False
+    return not torch.allclose(near, zero, rtol=1e-3, atol=1e-3)
+
+
+def _with_first(runner: Runner, case: Case, factor: float) -> torch.Tensor | None:
+    """What comes of a sequence whose first position is multiplied by this."""
+
+    def change(x: torch.Tensor) -> None:
+        x.select(axis, 0).mul_(factor)
+
+    axis = cases.query_axis(case)
+    both = again.twice(runner, case, change)
+    return None if both is None else both[1].out

@@ -17,6 +17,7 @@ from ..subject.promised import (
 from ..subject.roles import speaks
 from . import (
     across,
+    finite,
     flaws,
     guessing,
     idle,
@@ -143,6 +144,10 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
         return [flaws.NORMALISED_OVER_HEADS]
     if reading.is_right and (cancels := tables.bias_cancels(reading.kept)):
         return [cancels]
+    if reading.is_right and finite.blocks_zeros(way.runner, way.base):
+        return [finite.ZEROS_BLOCKED]
+    if reading.is_right and across.differs_alone(way.runner, way.base):
+        return [across.BATCH_COUNTS]
     if contradiction := _against_its_text(reading):
         return [contradiction]
     draws = any(finding.name == "random" for finding in reading.findings)

@@ -48,8 +48,8 @@ def seen(runner: Runner, base: Run) -> str | Finding | None:
     own."""
     case, text = base.case, text_of_file(runner.subject)
     is_plain = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
-    is_plain &= case.relation == "self" and case.mask is None and not case.style.numpy
-    is_handed = runner.call.takes("rotation") or runner.call.takes("position_ids")
+    is_plain &= case.relation == "self" and not case.style.numpy
+    is_handed = runner.call.takes("rotation")
     if not is_plain or is_handed or base.recorder is None:
         return None
     other = _OF_PLANES.search(text) or _SCALES_QUERIES.search(text)

@@ -13,6 +13,7 @@ from ..capture import by_hand
 from ..capture.places import storage
 from ..capture.runner import Run, Runner
 from ..report import Finding
+from ..subject import absent_rotary
 from ..subject.roles import speaks
 from ..subject.signature import Call, text_of_entry
 from ..subject.target import Subject
@@ -42,6 +43,17 @@ _UNTURNED = Finding(
     "so that this is not judged.",
     kind="limit",
 )
+
+
+def _left_out(names: set[str]) -> Finding:
+    said = " and ".join(f"`{name}`" for name in sorted(names))
+    return Finding(
+        "limit",
+        f"{said} is not there: what stands in turned nothing, so that what it does to "
+        "queries and keys is not judged.",
+        "Check it beside what it imports.",
+        kind="limit",
+    )
 
 
 @dataclass
@@ -76,6 +88,8 @@ class Way:
             found = [flaw for flaw in found if flaw is not wiring.MASK_OF_ANOTHER]
         if built is not None and built.is_unturned:
             found.append(_UNTURNED)
+        if absent_rotary.left_out:
+            found.append(_left_out(absent_rotary.left_out))
         found += registered.of_weights(self.runner, self.base)
         found += self.of_one_head
         if flaws.has_heads_alike(self.base):

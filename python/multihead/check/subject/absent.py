@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from . import absent_attention
+from . import absent_attention, absent_rotary
 
 # As files that import all for others hand them on.
 _PACKAGES = {name: name for name in ("torch", "math", "einops", "numpy", "copy")}
@@ -89,6 +89,7 @@ class Absent:
 def calls_go_on() -> Iterator[None]:
     """While a file is loaded: nobody knows yet what will be needed."""
     before, Absent._calls = Absent._calls, True
+    absent_rotary.left_out.clear()
     try:
         yield
     finally:
@@ -120,6 +121,10 @@ def of(reason: ImportError, name: str) -> object:
         return getattr(nn, name)
     if name.endswith("_") and hasattr(nn.init, name):
         return getattr(nn.init, name)
+    if name.lstrip("_") == "repeat_kv":
+        return RepeatHeads()
+    if absent_rotary.is_named(name):
+        return absent_rotary.Maker(name)
     return Absent(reason, name)
 
 
@@ -217,6 +222,18 @@ class Conv1D(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ self.weight + self.bias
+
+
+class RepeatHeads:
+    """repeat_kv of Llama and of all that came of it: each head of keys n times, in
+    (B, H, L, D) or in (B, L, H, D), of which the first call tells by its sizes."""
+
+    axis: int | None = None
+
+    def __call__(self, x: torch.Tensor, n_rep: int) -> torch.Tensor:
+        if self.axis is None:
+            self.axis = 1 if x.shape[1] < x.shape[2] else 2
+        return x.repeat_interleave(n_rep, dim=self.axis)
 
 
 def _einsum(*given: object) -> torch.Tensor:

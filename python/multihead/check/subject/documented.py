@@ -122,6 +122,7 @@ _CAUSAL = re.compile(
     r"(?:future|later) (?:tokens?|positions?|words?|keys?|(?:time[ -]?)?steps?)"
 )
 _NOT_CAUSAL = re.compile(r"\b(?:non|not|un|no|never)[-_ ]?(?:\w+ )?$", re.IGNORECASE)
+_ARGUMENT = re.compile(r"\bis_causal\s*=\s*True")
 _SWITCHED_OFF = re.compile(r"\w*(?:\s*:\s*\w+)?\s*=\s*(?:False|None|0)\b")
 
 
@@ -145,10 +146,14 @@ class Said:
     is_plain: bool = True
 
 
-def causal(subject: Subject) -> str | None:
-    """Where the code says that it is causal, in a name, a comment or a docstring."""
+def causal(subject: Subject, of_context: bool = False) -> str | None:
+    """Where the code says that it is causal, in a name, a comment or a docstring.
+    of_context: its keys are those of another sequence, with which an argument of a call
+    in it says nothing about what is meant."""
     for line in [subject.name, *subject.source.splitlines()]:
         found = _CAUSAL.search(line)
+        if of_context and _ARGUMENT.search(line):
+            continue
         if not found or _SWITCHED_OFF.match(line, found.end()):
             continue
         if not _NOT_CAUSAL.search(line[: found.start()]):
