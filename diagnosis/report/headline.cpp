@@ -48,6 +48,7 @@ std::string predicate(const std::string& finding) {
       {"windows_misplaced", "puts back its windows in other places"},
       {"wraps_around", "reads across the edges of its image"},
       {"shift_not_undone", "leaves its image shifted"},
+      {"document_differs_alone", "returns something else for a document alone"},
       {"zero_scores_blocked", "blocks scores that are 0"},
       {"batch_size_counts", "returns something else for an item alone"},
       {"turned_alike", "turns all its positions alike"},

@@ -378,6 +378,12 @@ constexpr FaultCode kProgramCodes[] = {
      "numbers.",
      "Block by the mask, not by what it leaves: scores.masked_fill(mask, "
      "float('-inf'))."},
+    {"MH961", "document_differs_alone",
+     "What is returned for a text depends on how long the others in its row "
+     "are.",
+     "A document of one token gives something else behind a longer one than "
+     "alone.",
+     "Block what fills up shorter documents before the softmax, with -inf."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

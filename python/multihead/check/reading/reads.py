@@ -40,6 +40,13 @@ DOCUMENTS_MIXED = Finding(
     "Block what has another number before the softmax: "
     "scores.masked_fill(ids[:, None, :, None] != ids[:, None, None, :], -inf).",
 )
+DOCUMENT_DIFFERS = Finding(
+    "document_differs_alone",
+    "A document gives something else beside a longer one than alone: what fills it up has "
+    "a part in its weights.",
+    "Block what fills it up before the softmax, with -inf; a mask of True and False is "
+    "no number to add, and masked_fill leaves it True and False.",
+)
 PREFIX_MISREAD = Finding(
     "prefix_misread",
     "Given a prefix of two tokens, its queries do not see what they should: all of the "
@@ -104,6 +111,28 @@ def mixes_documents(runner: Runner, base: Run) -> bool:
     of_last, of_first = (_changed(before, one, case) for one in (last, first))
     is_read = of_last is not None and bool(of_last[:-1].any())
     return is_read or (of_first is not None and bool(of_first[-1]))
+
+
+def differs_alone(runner: Runner, base: Run) -> bool:
+    """Whether the last token, as a document behind a longer one, gives something else
+    than alone."""
+    name, case = runner.call.parameter("bounds"), replace(base.case, gradients=False)
+    length, axes = case.sizes.queries, _axes(case)
+    if name is None or axes[:1] != ["L"] or case.keys != length or length < 3:
+        return False
+    short = replace(case, sizes=replace(case.sizes, queries=1, keys=1))
+    both, alone = (arguments.make(runner.call, c) for c in (case, short))
+    if both.tensors.keys() != alone.tensors.keys():
+        return False
+    for role, tensor in alone.tensors.items():
+        tensor.copy_(both.tensors[role][-1:])
+    both.keywords[name] = torch.tensor([0, length - 1, length], dtype=torch.int32)
+    alone.keywords[name] = torch.tensor([0, 1], dtype=torch.int32)
+    runs = runner.run(case, given=both), runner.run(short, given=alone)
+    if any(run.refused for run in runs) or runs[1].out.shape[:1] != (1,):
+        return False
+    last, one = runs[0].out[-1:], runs[1].out
+    return last.shape == one.shape and not torch.allclose(last, one, 1e-5, 1e-5)
 
 
 def misreads_prefix(runner: Runner, base: Run) -> bool:

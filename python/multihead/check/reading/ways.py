@@ -98,6 +98,8 @@ class Way:
             found.append(flaws.SOFTMAX_OF_ONE)
         if reads.mixes_documents(self.runner, self.base):
             found.append(reads.DOCUMENTS_MIXED)
+        elif reads.differs_alone(self.runner, self.base):
+            found.append(reads.DOCUMENT_DIFFERS)
         if (unknown := flaws.of_residual(self.runner, self.base)) is not None:
             found.append(unknown)
         if isinstance(self.of_windows, Finding):

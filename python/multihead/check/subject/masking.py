@@ -221,6 +221,10 @@ def of_documents(call: "Call", source: str, whole: str, file: str) -> None:
     """Numbers that are compared with each other, query by key: those of the documents
     in one sequence, which do not see each other; or where each of them ends,
     cu_seqlens (n + 1,), beside tokens (L, E)."""
+    for place, parameter in enumerate(call.parameters):
+        is_bound = _BOUNDS.fullmatch(parameter.name) and parameter.default is None
+        if is_bound and not re.search(rf"(?:\bif|not)\s+{parameter.name}\b", whole):
+            call.parameters[place] = parameter.replace(default=parameter.empty)
     wide = r"\b{0}\s*(?:\[[^\]\n]*None[^\]\n]*\]|\.unsqueeze\(-?\d\))"
     for parameter in call.parameters:
         if _BOUNDS.fullmatch(parameter.name) and not call.takes("value"):
