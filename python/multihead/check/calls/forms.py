@@ -397,7 +397,7 @@ def merged_draw(kept: Tensor, how: Callable | None, batch: int) -> Tensor:
     """What was drawn in such a form, as the tensors are that a check knows: weights,
     of an axis more, have the batch in their first two, or behind their heads."""
     merge = getattr(how, "merge", None)
-    if merge is None or kept.dim() < 4:
+    if merge is None or kept.dim() < 4 or kept.shape[0] == batch:
         return kept
     if kept.dim() == 5 and kept.shape[:2].numel() != batch == kept.shape[1:3].numel():
         kept = kept.movedim(0, 2)

@@ -209,7 +209,9 @@ class Recorder(TorchDispatchMode):
             self.eps_of_means.setdefault(results[0].numel(), eps)
 
     def _note_gains(self, operands: list[Tensor]) -> None:
-        gains = [t for t in operands if t.dim() == 1 and self.root(t) in self.parameters]
+        gains = [
+            t for t in operands if t.dim() == 1 and self.root(t) in self.parameters
+        ]
         origins = [self.origin(t) for t in operands] if gains else []
         roles = frozenset().union(*(o.inputs for o in origins if not o.weights))
         for gain in gains if roles else []:

@@ -105,6 +105,9 @@ def of_verdict(reading: Reading) -> list[Finding]:
             way, is_alone = reading.way, not unread and "order" not in made_up.values()
             if is_alone and reads.reads_behind_lengths(way.runner, reading.kept):
                 return [reads.HIDDEN_KEYS_READ]
+            # All of a video is one sequence: its items are those of the call.
+            if way.form and way.form.parts and (mixed := _mixed(reading)):
+                return [mixed]
             return [guessing.doubt(made_up, reading.faults)]
         flaw = reading.unused or _weighed_astray(reading) or _mixed(reading)
         flaw = flaw or _apart(reading)

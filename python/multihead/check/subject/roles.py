@@ -101,9 +101,13 @@ _SIZES = {
         "hiddendim din dimin embeddingdim embeddingsize embedding features infeatures inputdim dmod "
         "inputsize numhiddens modeldimension channels c embsize nembed kdim vdim "
         "qdim adim hiddenstate querydim keysize querysize valuesize querysdim dinput "
-        "querydimension contextdim crossdim crossattentiondim dcontext dcross nx inplanes planes inp ninp"
+        "querydimension contextdim crossdim crossattentiondim dcontext dcross nx inplanes planes inp ninp "
+        "keyfilters valuefilters totalkeyfilters totalvaluefilters keydepth valuedepth"
     ),
-    "out_dim": "dout odim dimout oup outplanes outdim outputdim outfeatures outputsize doutput",
+    "out_dim": (
+        "dout odim dimout oup outplanes outdim outputdim outfeatures outputsize doutput "
+        "outputfilters outputdepth"
+    ),
     "head_dim": (
         "headdim dhead dk dimhead headsize dv d dh headdimension qkvdim sizeperhead "
         "dkey dvalue kdimhead perheaddim keydim valuedim valdim attentionheadsize "
