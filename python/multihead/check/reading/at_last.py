@@ -45,7 +45,8 @@ def settle(
         if reading.faults and not said:
             # A matrix that is left out for another, which alone would be shared.
             text = reading.way.runner.subject.source
-            reading.findings += idle.replaced(reading.way.base, text)
+            left = idle.replaced(reading.way.base, text)
+            reading.findings += [f for f in left if f.name not in reading.faults]
         return said
     reading.verdict = _judge(reading, promises)
     if reading.faults and not reading.meaning.additive:

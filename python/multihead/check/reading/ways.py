@@ -49,8 +49,8 @@ def _left_out(names: set[str]) -> Finding:
     said = " and ".join(f"`{name}`" for name in sorted(names))
     return Finding(
         "limit",
-        f"{said} is not there: what stands in turned nothing, so that what it does to "
-        "queries and keys is not judged.",
+        f"Not there: {said}. What stands in turned nothing: what is done to "
+        "queries and keys for their positions is not judged.",
         "Check it beside what it imports.",
         kind="limit",
     )

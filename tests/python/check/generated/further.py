@@ -503,7 +503,9 @@ OUTPUT = [
     Fault(("output_diagonal",), bare_layers, _diagonal),
     Fault(
         ("input_added",),
-        lambda s: free(s) and not s.residual and not s.norm and s.dropout != "output_too",
+        lambda s: (
+            free(s) and not s.residual and not s.norm and s.dropout != "output_too"
+        ),
         _all(equal, _add_values),
     ),
 ]
