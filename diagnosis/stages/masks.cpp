@@ -249,7 +249,10 @@ Effect met(const ObservedCall& call, const Recipe& recipe,
         call.queries_are_last ? scores.size(3) - scores.size(2) : 0;
     const Tensor beyond =
         recipe.window(distances(call, scores) - ahead, left, right);
-    if (beyond.defined()) collect(effect.by_causal, beyond, std::bit_or<>());
+    // One fill blocks both, and what it returns is thrown away.
+    const bool is_unused = is_causal && recipe.causal == causal_thrown_away;
+    Tensor& all = is_unused ? effect.unused : effect.by_causal;
+    if (beyond.defined()) collect(all, beyond, std::bit_or<>());
   }
   if (recipe.own_key_blocked && scores.size(2) == scores.size(3)) {
     collect(effect.by_causal, distances(call, scores).eq(0), std::bit_or<>());
@@ -288,6 +291,8 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
                                    blocked, effect.blocked, by_causal);
   } else if (blocked.defined()) {
     const double sentinel = sentinel_of(call, recipe);
+    // Added to every key of a query it changes nothing.
+    require(!recipe.sentinel_added || !blocked.all().item<bool>());
     result.scores = recipe.sentinel_added
                         ? result.scores + blocked.to(at::kDouble) * sentinel
                         : result.scores.masked_fill(blocked, sentinel);

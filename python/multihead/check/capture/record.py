@@ -195,7 +195,7 @@ class Recorder(TorchDispatchMode):
         if name == "native_layer_norm":
             self.norm_eps = float(args[4])
         self._note_eps(name, args, operands, results)
-        self._note_gains(operands)
+        self._note_gains(name, operands)
 
     def _note_eps(self, name: str, args: tuple, operands, results) -> None:
         """x.square().mean(-1, keepdim=True) + eps, of a norm that shows its steps."""
@@ -208,7 +208,9 @@ class Recorder(TorchDispatchMode):
         if isinstance(eps, float) and 0 < eps <= _LARGEST_EPS:
             self.eps_of_means.setdefault(results[0].numel(), eps)
 
-    def _note_gains(self, operands: list[Tensor]) -> None:
+    def _note_gains(self, name: str, operands: list[Tensor]) -> None:
+        if name in _PRODUCTS | _SUMS - {"add", "add_"}:
+            return
         gains = [
             t for t in operands if t.dim() == 1 and self.root(t) in self.parameters
         ]

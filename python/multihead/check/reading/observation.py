@@ -443,6 +443,7 @@ def _in_order(kept: Tensor, run: Run, heads: int, keys: int) -> Tensor:
     if run.case.layout in cases.IMAGES:
         of_image = kept.dim() == 4 and sizes.image in (kept.shape[2:], kept.shape[1:3])
         kept = cases.as_sequence(kept, run.case) if of_image else kept
+    if run.case.layout in (*cases.IMAGES, cases.CHANNELS_FIRST):
         rows = sizes.batch, sizes.embed
         if kept.shape == (*rows, sizes.queries):
             kept = kept.transpose(1, 2)

@@ -56,6 +56,11 @@ def _left_out(names: set[str]) -> Finding:
     )
 
 
+def _fails(case: dict) -> bool:
+    """Whether it is the output of a case that is not explained."""
+    return case["tensor"] == "out" and not (case["agrees"] or case["explained"])
+
+
 @dataclass
 class Way:
     """A way to call the code, which it takes: its first call."""
@@ -292,8 +297,10 @@ class Reading:
 
     @property
     def norms_beside(self) -> list[str]:
-        """Weights of norms of which the same holds: what these norm is not understood."""
-        unread = self._unread.items()
+        """Weights of norms of which the same holds: what these norm is not understood.
+        None where the output is, and the weights that it returns are not."""
+        first = next(iter((self.verdict or {}).get("cases", ())), None)
+        unread = self._unread.items() if first and _fails(first) else ()
         return [n for n, t in unread if t.dim() == 1 and _NORM.search(n)]
 
     @property

@@ -298,9 +298,13 @@ def of_biases(call: "Call") -> None:
 
 
 def of_column_masks(call: "Call", subject: Subject) -> None:
-    """A mask of which a column alone is read is one of keys, (B, Lk, 1)."""
+    """A mask of which a column alone is read is one of keys, (B, Lk, 1), and so is one
+    that gets an axis of queries between its others, (B, 1, Lk)."""
     name = call.parameter("mask")
-    if name and not call.takes("padding") and reads_column(call, subject):
+    if name is None or call.takes("padding"):
+        return
+    is_row = re.search(rf"\b{name}\[:, :, None, :\]", subject.source)
+    if is_row or reads_column(call, subject):
         call.roles[name] = "padding"
 
 
