@@ -88,6 +88,14 @@ void look_at_what_is_normed(std::span<const ObservedCall> calls,
   }
 }
 
+void hand_on_cap(std::span<const ObservedCall> calls,
+                 const ObservedCall& shown) {
+  for (const ObservedCall& call : calls) {
+    call.cap_elsewhere = shown.cap;
+    call.last_followed = {};
+  }
+}
+
 // An order of a fused projection that heads do not show by themselves.
 bool may_cut(const Convention& cut, const ObservedCall& call,
              const Conventions& known) {
@@ -167,12 +175,7 @@ Conventions evident(std::span<const ObservedCall> calls) {
   }
   // A norm of anything but of heads.
   look_for_all([](Sign sign) { return sign == Sign::kContext; });
-  if (shown != calls.end()) {
-    for (const ObservedCall& call : calls) {
-      call.cap_elsewhere = shown->cap;
-      call.last_followed = {};
-    }
-  }
+  if (shown != calls.end()) hand_on_cap(calls, *shown);
   return found;
 }
 
