@@ -175,8 +175,32 @@ class InWindowOfOneSide(InWindow):
         return window_size
 
 
-def test_tables_of_offsets():
-    assert multihead.check(InWindow).judgement in ("right", "right_if")
-    for kind in (InWindowViewed, InWindowOfOneSide):
+class InVolume(Heads):
+    """(B, d * h * w, dim), of windows of videos or scans."""
+
+    def __init__(self, dim, num_heads, window_size):
+        super().__init__(dim, num_heads)
+        d, h, w = window_size[0], window_size[1], window_size[2]
+        count = (2 * d - 1) * (2 * h - 1) * (2 * w - 1)
+        self.table = nn.Parameter(torch.randn(count, num_heads))
+        places = torch.cartesian_prod(*map(torch.arange, window_size))
+        offsets = places[:, None] - places + torch.tensor([d, h, w]) - 1
+        offsets = offsets * torch.tensor(self.strides(h, w))
+        self.register_buffer("index", offsets.sum(-1))
+
+    def strides(self, h, w):
+        return (2 * h - 1) * (2 * w - 1), 2 * w - 1, 1
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        bias = self.table[self.index].permute(2, 0, 1)
+        return self.merged(F.scaled_dot_product_attention(q, k, v, bias))
+
+
+def test_tables_of_offsets(monkeypatch):
+    for kind in (InWindow, InVolume):
+        assert multihead.check(kind).judgement in ("right", "right_if")
+    monkeypatch.setattr(InVolume, "strides", lambda self, h, w: (3 * h, 2 * h - 1, 1))
+    for kind in (InWindowViewed, InWindowOfOneSide, InVolume):
         report = multihead.check(kind)
         assert report.cause == "table_misread", f"{kind.__name__}\n{report}"

@@ -4,6 +4,8 @@ offset of two pixels, of rows and of columns. What a query and a key have added 
 their offset alone, and another offset has another number. And tables of any positions
 that no weight follows."""
 
+import itertools
+import math
 import re
 from collections.abc import Iterator
 
@@ -26,7 +28,8 @@ MISREAD = Finding(
 _OF_OFFSETS = re.compile(
     r"\b2\s*\*\s*[\w.\[\]]+\s*-\s*1\)+\s*(?:\*\*\s*2|\*\s*\(\s*2\s*\*)"
 )
-# Of videos, a third; tokens that are no pixels; numbers that a layer makes of offsets.
+# Of videos, a third axis; tokens that are no pixels; numbers that a layer makes of
+# offsets.
 _OF_THREE = re.compile(rf"{_OF_OFFSETS.pattern}[^\n]*\*\s*\(\s*2\s*\*", re.I)
 _BESIDE = re.compile(
     r"cls|class_token|\+ ?3\b|prefix|register_tok|registers\b|latent|global|extra|"
@@ -41,8 +44,9 @@ def misread(runner: Runner, base: Run) -> Finding | None:
     is_exact = base.case.dtype is torch.float64 and base.case.mask is None
     if base.recorder is None or not is_exact or cases.unbatched(base.case):
         return None
-    if not _OF_OFFSETS.search(text) or _OF_THREE.search(text) or _BESIDE.search(text):
+    if not _OF_OFFSETS.search(text) or _BESIDE.search(text):
         return None
+    axes = 3 if _OF_THREE.search(text) else 2
     found = base.recorder.cores.found
     bias = found[0].bias if len(found) == 1 and found[0].is_biased else None
     if bias is None or bias.shape[-1] != bias.shape[-2] or not bias.isfinite().all():
@@ -60,26 +64,30 @@ def misread(runner: Runner, base: Run) -> Finding | None:
     # A table that begins with few numbers tells nothing, nor does one with a mask.
     if any(len(one.unique()) < 4 for one in heads) or bias.min() < _MASKED:
         return None
-    grids = list(_grids(bias.shape[-1]))
-    fits = any(_follows(heads, *grid) for grid in grids)
+    grids = list(_grids(bias.shape[-1], axes))
+    fits = any(_follows(heads, grid) for grid in grids)
     return None if fits or not grids else MISREAD
 
 
-def _grids(length: int) -> Iterator[tuple[int, int]]:
-    for rows in range(2, length):
-        if length % rows == 0 and length // rows > 1:
-            yield rows, length // rows
+def _grids(length: int, axes: int) -> Iterator[tuple[int, ...]]:
+    """Sizes of images, or of videos, of so many pixels; not of a line of them."""
+    factors = [n for n in range(1, length) if length % n == 0]
+    for sizes in itertools.product(factors, repeat=axes):
+        if math.prod(sizes) == length and sum(n > 1 for n in sizes) > 1:
+            yield sizes
 
 
-def _follows(heads: Tensor, rows: int, columns: int) -> bool:
+def _follows(heads: Tensor, sizes: tuple[int, ...]) -> bool:
     """Whether each head's (L, L) has one number for each offset in such an image, and
     others for others."""
-    places = torch.arange(rows * columns)
-    y, x = places // columns, places % columns
-    dy = y[:, None] - y[None, :] + rows - 1
-    dx = x[:, None] - x[None, :] + columns - 1
-    offsets = (dy * (2 * columns - 1) + dx).flatten()
-    count = (2 * rows - 1) * (2 * columns - 1)
+    offsets, count = torch.zeros((), dtype=torch.int64), 1
+    for place, n in zip(
+        torch.unravel_index(torch.arange(math.prod(sizes)), sizes), sizes
+    ):
+        width = 2 * n - 1
+        offsets = offsets * width + place[:, None] - place[None, :] + n - 1
+        count *= width
+    offsets = offsets.flatten()
     for head in heads.flatten(1):
         first = torch.zeros(count, dtype=head.dtype).index_copy(0, offsets, head)
         size = head.abs().max()
