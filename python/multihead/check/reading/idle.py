@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Projections of a module, by their names, that no data ever meet."""
 
+import ast
 import re
+import textwrap
 
 from ..capture import core
 from ..capture.core import Core
@@ -22,6 +24,14 @@ _OF = {
 _TIES = re.compile(r"\btie[sd]?(_|\b)|\bshar(e|es|ed|ing)(_|\b)", re.I)
 _MATRIX = {"query": "W_q", "key": "W_k", "value": "W_v"}
 _ASKED = {"query": "Queries", "key": "Keys", "value": "Values"}
+
+FILL_THROWN_AWAY = Finding(
+    "mask_ignored",
+    "What `masked_fill` returns is thrown away, and what else is wrong beside that, nothing "
+    "explains.",
+    "Keep it, scores = scores.masked_fill(...), or call masked_fill_(), which changes the "
+    "tensor that it has.",
+)
 
 
 def projections(run: Run) -> list[str]:
@@ -73,3 +83,18 @@ def _of_another(used: str, left: str, idle: list[str]) -> Finding:
         f"are the same numbers, and no data meet {' and '.join(idle)}.",
         f"Project each by its own matrix: {left[0]} = {_MATRIX[left]}(x).",
     )
+
+
+def thrown_away(source: str) -> Finding | None:
+    """What is said of code, by its text, that calls masked_fill() and does nothing with
+    what it returns."""
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:
+        return None
+    statements = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
+    calls = (node.func for node in statements if isinstance(node, ast.Call))
+    for function in calls:
+        if isinstance(function, ast.Attribute) and function.attr == "masked_fill":
+            return FILL_THROWN_AWAY
+    return None

@@ -232,7 +232,8 @@ def _outside(reading: Reading) -> Finding | None:
     if _NORMS_VALUES.search(subject.source):
         return guessing.of_another_kind("values that pass a norm")
     return (
-        _weighed_astray(reading)
+        idle.thrown_away(subject.source)
+        or _weighed_astray(reading)
         or _cancelled(reading)
         or guessing.outside(seen, way.base.case, name, _doc(owner))
         or _mixed(reading)
