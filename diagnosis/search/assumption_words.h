@@ -193,6 +193,12 @@ inline constexpr Assumption kTurnedAlike = {
     "stands.",
     "Rotary positions turn each by its own: angle = position * frequency.",
     "its heads are meant to be turned alike at every position"};
+inline constexpr Assumption kPositionsLeftOut = {
+    "positions_left_out",
+    "What turns queries and keys by their positions is imported from what is "
+    "not there. What stands in turned nothing, and all else is judged.",
+    "Check it beside what it imports.",
+    "queries and keys are turned by their positions as they should be"};
 inline constexpr Assumption kTurnedElsewhere = {
     "turned_elsewhere",
     "Queries and keys are turned by positions of its own, which are not those "
@@ -224,13 +230,13 @@ inline constexpr Assumption kPaddingOfRows = {
     "its mask of padding is for rows of the output, and padded keys are seen"};
 
 inline constexpr const Assumption* kWithCondition[] = {
-    &kMaskBlocks,    &kPaddingBlocks,   &kAddedByGuess,    &kSequenceFirst,
-    &kNoOutput,      &kLayersBeside,    &kScaleArgument,   &kEqualLengths,
-    &kOneSequence,   &kKeysTransposed,  &kTurnedAlike,     &kOneToken,
-    &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
-    &kBiasOfAnother, &kPositionsUnseen, &kOneWindow,       &kSwitchedOff,
-    &kBeside,        &kContextLeft,     &kSeesLaterKeys,   &kTurnedElsewhere,
-    &kMaskOfBoth,    &kMaskLeft,        &kScoresGiven,     &kElsewhere,
-    &kMasksAreCausal};
+    &kMaskBlocks,     &kPaddingBlocks,   &kAddedByGuess,    &kSequenceFirst,
+    &kNoOutput,       &kLayersBeside,    &kScaleArgument,   &kEqualLengths,
+    &kOneSequence,    &kKeysTransposed,  &kTurnedAlike,     &kOneToken,
+    &kOwnScale,       &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
+    &kBiasOfAnother,  &kPositionsUnseen, &kOneWindow,       &kSwitchedOff,
+    &kBeside,         &kContextLeft,     &kSeesLaterKeys,   &kTurnedElsewhere,
+    &kMaskOfBoth,     &kMaskLeft,        &kScoresGiven,     &kElsewhere,
+    &kMasksAreCausal, &kPositionsLeftOut};
 
 }  // namespace multihead::diagnosis

@@ -177,6 +177,7 @@ class Assuming {
     if (fact(calls_, "mask_of_both") == "true") add(kMaskOfBoth);
     if (fact(calls_, "mask_left") == "true") add(kMaskLeft);
     if (fact(calls_, "turned_elsewhere") == "true") add(kTurnedElsewhere);
+    if (fact(calls_, "positions_left_out") == "true") add(kPositionsLeftOut);
     if (fact(calls_, "sees_later_keys") == "true") add(kSeesLaterKeys);
     if (const std::string names = fact(calls_, "switched_off"); !names.empty())
       add(kSwitchedOff, always, Stage::kProjections, names);
@@ -328,6 +329,7 @@ class Assuming {
   void add_turned_alike() {
     if (fact(calls_, "turned_alike") == "true") return add(kTurnedAlike);
     if (!right_ || attention_.rotary != Rotary::kNone) return;
+    if (fact(calls_, "positions_left_out") == "true") return;
     const auto shown = std::ranges::find_if(calls_, [](const auto& call) {
       return !call.trace.empty() && call.sizes.queries > 1;
     });

@@ -9,6 +9,7 @@
 #include <array>
 #include <cctype>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -86,6 +87,12 @@ const Norm* norm_at(const ObservedCall& call, NormPlace place, int role,
         is_of_role(norm, 0) || is_of_role(norm, 1) || is_of_role(norm, 2);
     if (!named) free.push_back(&norm);
   }
+  // One that norms an input norms nothing else.
+  const auto is_of_input = [](const Norm* norm) {
+    return std::ranges::any_of(norm->of_inputs, std::identity());
+  };
+  if (place != NormPlace::kInput && !std::ranges::all_of(free, is_of_input))
+    std::erase_if(free, is_of_input);
   if (free.empty()) return nullptr;
   if (place == NormPlace::kInput) {
     // Values may come of the input of keys, and both of that of queries.
@@ -104,7 +111,8 @@ const Norm* norm_at(const ObservedCall& call, NormPlace place, int role,
   return of_role ? free.front() : free.back();
 }
 
-double usual_eps(const ObservedCall& call, NormKind kind, const Tensor& x) {
+double usual_eps(const ObservedCall& call, NormKind kind, NormPlace place,
+                 const Tensor& x) {
   const bool is_layer =
       kind == NormKind::kLayer || kind == NormKind::kLayerFromOne;
   if (call.norm_eps && is_layer) return *call.norm_eps;
@@ -112,8 +120,11 @@ double usual_eps(const ObservedCall& call, NormKind kind, const Tensor& x) {
   // repeated for the queries that share them has more.
   const Sizes& n = call.sizes;
   const int64_t means = x.numel() / x.size(-1);
-  for (const int64_t count :
-       {means, means / n.heads, means * n.heads / n.kv_heads}) {
+  std::vector<int64_t> counts = {means};
+  if (place == NormPlace::kHeads || place == NormPlace::kContext)
+    counts.insert(counts.end(),
+                  {means / n.heads, means * n.heads / n.kv_heads});
+  for (const int64_t count : counts) {
     const auto shown = call.eps_of_means.find(count);
     if (shown != call.eps_of_means.end()) return shown->second;
   }
@@ -182,7 +193,8 @@ Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
   const Norm* norm = kind == NormKind::kUnit
                          ? nullptr
                          : norm_at(call, place, role, x.size(-1));
-  const double eps = norm && norm->eps ? *norm->eps : usual_eps(call, kind, x);
+  const double eps =
+      norm && norm->eps ? *norm->eps : usual_eps(call, kind, place, x);
   require((kind == NormKind::kGroup) == (norm && norm->groups > 0));
   Tensor y = kind == NormKind::kGroup
                  ? standardised_by_group(x, norm->groups, eps)

@@ -2,6 +2,8 @@
 """What is right in the calls of a check and not in others: an item by itself, a token of
 zeros, a document behind a longer one, several tokens on a cache."""
 
+import numpy as np
+import pytest
 import torch
 from heads import Heads
 from torch import nn
@@ -261,11 +263,98 @@ class Attention(nn.Module):
 """
 
 
-def test_rotary_positions_that_are_not_there_are_left_out(tmp_path):
-    for scale, cause in (("self.head_dim**0.5", None), ("1", "scale_missing")):
-        path = tmp_path / "attention.py"
-        path.write_text(ABSENT.replace("SCALE", scale))
-        report = multihead.check(f"{path}:Attention")
-        assert report.cause == cause, str(report)
-        said = " ".join(str(report).split())
-        assert "Not there: RotaryEmbedding and apply_rotary_pos_emb." in said
+def test_rotary_positions_that_are_not_there_are_a_condition(tmp_path):
+    path = tmp_path / "attention.py"
+    path.write_text(ABSENT.replace("SCALE", "self.head_dim**0.5"))
+    report = multihead.check(f"{path}:Attention")
+    names = [one["name"] for one in report.conditions]
+    assert names == ["positions_left_out"], str(report)
+    path.write_text(ABSENT.replace("SCALE", "1"))
+    assert multihead.check(f"{path}:Attention").cause == "scale_missing"
+
+
+def test_what_stands_in_is_no_error_of_the_code(tmp_path):
+    path = tmp_path / "attention.py"
+    kept = "self.register_buffer('freqs', RotaryEmbedding(self.head_dim))"
+    made = "self.rotary_emb = RotaryEmbedding(self.head_dim, max_len=max_len)"
+    assert made in ABSENT
+    path.write_text(ABSENT.replace(made, kept))
+    assert multihead.check(f"{path}:Attention").judgement == "not_judged"
+
+
+class Guarded(Causal):
+    """Cosines, and rows of which all is hidden, which are asked for."""
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        scores = self.hidden(10 * q @ k.mT)
+        dead = (scores == float("-inf")).all(-1, keepdim=True)
+        return self.merged(scores.softmax(-1).masked_fill(dead, 0.0) @ v)
+
+
+class OfPadding(Heads):
+    """Rows of zeros are padding, which nobody sees."""
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        hidden = (x.abs().sum(-1) == 0)[:, None, None, :]
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, float("-inf"))
+        return self.merged(scores.softmax(-1) @ v)
+
+
+class Drawn(Heads):
+    """Matrices of NumPy's generator, which nobody seeds."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        draw = np.random.default_rng()
+        for layer in (self.q, self.k, self.v, self.o):
+            weight = torch.as_tensor(draw.normal(size=(dim, dim)) / dim**0.5)
+            layer.weight = nn.Parameter(weight.float())
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        return self.merged((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v)
+
+
+class OverTheBatch(Drawn):
+    """With a norm over the batch, which evaluates by what it kept in training."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.bn = nn.BatchNorm1d(dim)
+
+    def forward(self, x):
+        return self.bn(super().forward(x).transpose(1, 2)).transpose(1, 2)
+
+
+class OfAVideo(Heads):
+    """(B, T, N, C): all places of all frames are one sequence."""
+
+    def forward(self, x):
+        B, T, N, C = x.shape
+        q, k, v = self.heads(x.reshape(B, T * N, C))
+        out = self.merged((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v)
+        return out.reshape(B, T, N, C)
+
+
+@pytest.mark.parametrize("kind", [Guarded, OfPadding, Drawn, OverTheBatch, OfAVideo])
+def test_what_differs_for_other_reasons_is_not_accused(kind):
+    report = multihead.check(kind)
+    assert report.judgement in ("right", "right_if"), str(report)
+
+
+class MayBePacked(Packed):
+    """Packed rows or a batch; the batch is wrong."""
+
+    def forward(self, x, cu_seqlens=None):
+        packed = cu_seqlens is not None
+        if packed:
+            return super().forward(x, cu_seqlens)
+        q, k, v = self.heads(x)
+        return self.merged((q @ k.mT).softmax(-1) @ v)
+
+
+def test_bounds_that_may_be_left_out_are():
+    assert multihead.check(MayBePacked).cause == "scale_missing"

@@ -152,7 +152,29 @@ class SharedKeys(nn.Module):
         return self.o_proj(context.transpose(1, 2).flatten(2))
 
 
-NORMS = [Normed, WithoutEps, ByHand, WithAGain, LayersByHand, Whole, WholeByHand]
+class OfBothEnds(Merged):
+    """Behind another norm of the same width, each with gains of its own."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.ln, self.inner = nn.LayerNorm(dim), nn.LayerNorm(dim)
+
+    def forward(self, x):
+        q, k, v = self.heads(self.ln(x))
+        context = (self.scores(q, k).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return self.o(self.inner(context))
+
+
+NORMS = [
+    OfBothEnds,
+    Normed,
+    WithoutEps,
+    ByHand,
+    WithAGain,
+    LayersByHand,
+    Whole,
+    WholeByHand,
+]
 NORMS += [Merged, ByHandFirst, HeadByHead, SharedKeys]
 NORMS += [Behind, BehindRms, BehindRmsWithEps, OnlyBefore, Guarded]
 

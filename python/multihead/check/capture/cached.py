@@ -163,7 +163,7 @@ def steps(
     if past is not None:
         store = _store(subject, case) or _room(past, subject, case)
         if store is None and re.search(rf"\b{past}\.update\(", subject.source):
-            store = Joins()
+            store = Joins(count)
     elif rooms := [n for n, role in call.roles.items() if role in ROOMS.values()]:
         past, store = rooms[0], [whole.keywords[name] for name in rooms]
     if store is not None and keeps:
@@ -182,19 +182,25 @@ class Joins:
     """A cache as Transformers' DynamicCache, of code that is handed one and has no class
     for it: update(keys, values) returns these behind those of the calls before."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        """count: of the tokens that the first call has."""
+        self.count, self.axis = count, -2
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
-    def update(self, keys: Tensor, values: Tensor, *_: object, **__: object):
-        newest = [keys, values]
-        if self.keys is not None:
+    def update(self, *given: object, **named: object):
+        """Beside the number of the layer, or of a position."""
+        tensors = [x for x in (*given, *named.values()) if isinstance(x, Tensor)]
+        newest = [x for x in tensors if x.dim() >= 3][:2]
+        if self.keys is None:
+            self.axis = -2 if newest[0].shape[-2] == self.count else 1
+        else:
             newest = _joined([self.keys, self.values], newest)
         self.keys, self.values = newest
         return self.keys, self.values
 
     def get_seq_length(self, *_: object) -> int:
-        return 0 if self.keys is None else self.keys.shape[-2]
+        return 0 if self.keys is None else self.keys.shape[self.axis]
 
 
 def _joined(before: object, newest: object) -> object:

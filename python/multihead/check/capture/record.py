@@ -123,8 +123,8 @@ class Recorder(TorchDispatchMode):
         # Whether there was a softmax, and whether inputs met in a product before it.
         # chooses: the largest ones, of scores perhaps.
         self.has_softmax = self.has_scores = self.chooses = False
-        # Whether scores were asked which of them are 0.
-        self.asks_for_zeros = False
+        # What was asked which of its numbers are 0: the last two sizes of each.
+        self._asked: set[tuple[int, ...]] = set()
         # What the scores are of that meet a softmax: the last two sizes of each.
         self.softmaxes: set[tuple[int, ...]] = set()
         self.normalised: set[int] = set()  # lengths of the axes of softmaxes
@@ -209,15 +209,21 @@ class Recorder(TorchDispatchMode):
             self.eps_of_means.setdefault(results[0].numel(), eps)
 
     def _note_gains(self, name: str, operands: list[Tensor]) -> None:
-        if name in _PRODUCTS | _SUMS - {"add", "add_"}:
-            return
         gains = [
             t for t in operands if t.dim() == 1 and self.root(t) in self.parameters
         ]
-        origins = [self.origin(t) for t in operands] if gains else []
+        is_of_products = name in _PRODUCTS or name in _SUMS - {"add", "add_"}
+        if not gains or is_of_products:
+            return
+        origins = map(self.origin, operands)
         roles = frozenset().union(*(o.inputs for o in origins if not o.weights))
-        for gain in gains if roles else []:
+        for gain in gains if roles else ():
             self.gained.setdefault(self.root(gain), roles)
+
+    @property
+    def asks_for_zeros(self) -> bool:
+        """Whether scores were asked which of them are 0."""
+        return not self._asked.isdisjoint(self.softmaxes)
 
     def origin(self, tensor: Tensor) -> Origin:
         return self.origins.get(storage(tensor), _UNKNOWN)
@@ -405,9 +411,10 @@ class Recorder(TorchDispatchMode):
             self.normalised.add(data[0].shape[args[1]])
         self.has_softmax |= fused or is_softmax
         self.chooses |= name in ("topk", "kthvalue")
-        if name == "eq" and len(args) > 1 and self.has_scores and not self.has_softmax:
-            of_query = any("query" in self.origin(t).inputs for t in data)
-            self.asks_for_zeros |= of_query and not isinstance(args[1], Tensor)
+        if name == "eq" and len(args) > 1 and not self.has_softmax:
+            of_query = [t for t in data if "query" in self.origin(t).inputs]
+            is_zero = type(args[1]) in (int, float) and args[1] == 0
+            self._asked |= {tuple(t.shape[-2:]) for t in of_query if is_zero}
 
     def _note_rounding(self, operands: list[Tensor], results: list[Tensor]) -> None:
         wide = any(r.dtype is torch.float64 and self.origin(r).inputs for r in results)

@@ -8,7 +8,6 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from ..calls import arguments, cases
@@ -25,7 +24,6 @@ BATCH_COUNTS = Finding(
     "Look at what is made of the batch's size, x.shape[0], beside shapes: a scale, "
     "positions that are counted once for each item, a sum over items.",
 )
-_CLOSE = 1e-5  # of numbers that float32 rounds on the way
 
 
 def differs_alone(runner: Runner, run: Run) -> bool:
@@ -38,13 +36,7 @@ def differs_alone(runner: Runner, run: Run) -> bool:
     made, one = (arguments.make(runner.call, c) for c in (case, alone))
     if case.sizes.batch < 2 or not _hand_last(made, one):
         return False
-    both = runner.run(case, given=made), runner.run(alone, given=one)
-    if any(each.refused for each in both) or both[1].out.shape[:1] != (1,):
-        return False
-    whole, part = both[0].out[-1:], both[1].out
-    if whole.shape != part.shape:
-        return False
-    return not torch.allclose(whole, part, _CLOSE, _CLOSE, equal_nan=True)
+    return again.last_differs(runner, case, made, one)
 
 
 def _hand_last(made: Arguments, one: Arguments) -> bool:

@@ -13,6 +13,7 @@ from ..calls.cases import Case
 from ..capture.runner import Run, Runner
 
 ALL = ("query", "key", "value")
+_CLOSE = 1e-5  # of numbers that float32 rounds on the way
 
 
 def sequences(made: Arguments, roles: tuple[str, ...] = ALL) -> list[Tensor]:
@@ -30,6 +31,21 @@ def draw_last_item(made: Arguments) -> None:
 def draw_item(sequence: Tensor) -> None:
     """Another last item, in place."""
     sequence[-1].copy_(torch.randn_like(sequence[-1]))
+
+
+def last_differs(
+    runner: Runner, case: Case, many: Arguments, single: Arguments
+) -> bool:
+    """Whether the last along the first axis of `many` gives something else than
+    `single`, which has it alone, on the same instance."""
+    runs = [runner.run(case, given=made) for made in (many, single)]
+    if any(run.refused for run in runs):
+        return False
+    last, one = runs[0].out[-1:], runs[1].out
+    is_close = last.shape == one.shape and torch.allclose(
+        last, one, _CLOSE, _CLOSE, equal_nan=True
+    )
+    return last.shape == one.shape and not is_close
 
 
 def twice(

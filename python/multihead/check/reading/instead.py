@@ -149,7 +149,9 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
         return [cancels]
     if reading.is_right and finite.blocks_zeros(way.runner, way.base):
         return [finite.ZEROS_BLOCKED]
-    if reading.is_right and across.differs_alone(way.runner, way.base):
+    assumed = {one["name"] for one in (reading.verdict or {}).get("assumptions", ())}
+    is_plain = way.form is None and "attends_elsewhere" not in assumed
+    if reading.is_right and is_plain and across.differs_alone(way.runner, way.base):
         return [across.BATCH_COUNTS]
     if contradiction := _against_its_text(reading):
         return [contradiction]

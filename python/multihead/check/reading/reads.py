@@ -128,11 +128,7 @@ def differs_alone(runner: Runner, base: Run) -> bool:
         tensor.copy_(both.tensors[role][-1:])
     both.keywords[name] = torch.tensor([0, length - 1, length], dtype=torch.int32)
     alone.keywords[name] = torch.tensor([0, 1], dtype=torch.int32)
-    runs = runner.run(case, given=both), runner.run(short, given=alone)
-    if any(run.refused for run in runs) or runs[1].out.shape[:1] != (1,):
-        return False
-    last, one = runs[0].out[-1:], runs[1].out
-    return last.shape == one.shape and not torch.allclose(last, one, 1e-5, 1e-5)
+    return again.last_differs(runner, case, both, alone)
 
 
 def misreads_prefix(runner: Runner, base: Run) -> bool:

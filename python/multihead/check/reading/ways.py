@@ -45,17 +45,6 @@ _UNTURNED = Finding(
 )
 
 
-def _left_out(names: set[str]) -> Finding:
-    said = " and ".join(f"`{name}`" for name in sorted(names))
-    return Finding(
-        "limit",
-        f"Not there: {said}. What stands in turned nothing: what is done to "
-        "queries and keys for their positions is not judged.",
-        "Check it beside what it imports.",
-        kind="limit",
-    )
-
-
 def _fails(case: dict) -> bool:
     """Whether it is the output of a case that is not explained."""
     return case["tensor"] == "out" and not (case["agrees"] or case["explained"])
@@ -93,8 +82,6 @@ class Way:
             found = [flaw for flaw in found if flaw is not wiring.MASK_OF_ANOTHER]
         if built is not None and built.is_unturned:
             found.append(_UNTURNED)
-        if absent_rotary.left_out:
-            found.append(_left_out(absent_rotary.left_out))
         found += registered.of_weights(self.runner, self.base)
         found += self.of_one_head
         if flaws.has_heads_alike(self.base):
@@ -279,6 +266,7 @@ class Reading:
         told |= {"mask_of_both": wiring.mask_of_both(self.way.call, self.kept)}
         told |= {w: self.way.turning == w for w in (turning.ALIKE, turning.ELSEWHERE)}
         told |= {"sees_later_keys": self.way.sees_later_keys}
+        told |= {"positions_left_out": bool(absent_rotary.left_out)}
         return of_form + [fact for fact, holds in told.items() if holds]
 
     @property

@@ -89,7 +89,6 @@ class Absent:
 def calls_go_on() -> Iterator[None]:
     """While a file is loaded: nobody knows yet what will be needed."""
     before, Absent._calls = Absent._calls, True
-    absent_rotary.left_out.clear()
     try:
         yield
     finally:
@@ -124,7 +123,7 @@ def of(reason: ImportError, name: str) -> object:
     if name.lstrip("_") == "repeat_kv":
         return RepeatHeads()
     if absent_rotary.is_named(name):
-        return absent_rotary.Maker(name)
+        return absent_rotary.Maker(reason, name)
     return Absent(reason, name)
 
 
@@ -230,10 +229,13 @@ class RepeatHeads:
 
     axis: int | None = None
 
-    def __call__(self, x: torch.Tensor, n_rep: int) -> torch.Tensor:
+    def __call__(self, *given: object, **named: object) -> torch.Tensor:
+        values = (*given, *named.values())
+        x = next(v for v in values if isinstance(v, torch.Tensor))
+        count = next(v for v in values if isinstance(v, int))
         if self.axis is None:
             self.axis = 1 if x.shape[1] < x.shape[2] else 2
-        return x.repeat_interleave(n_rep, dim=self.axis)
+        return x.repeat_interleave(count, dim=self.axis)
 
 
 def _einsum(*given: object) -> torch.Tensor:

@@ -7,6 +7,7 @@ import dis
 import re
 import sys
 import types
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,8 @@ from .words import words
 ROTARY = {"rope", "rotary"}
 _NAMES = ROTARY | {"xpos"}
 _TURNS = re.compile(r"^(apply|rotate|rope|turn|forward)")
-left_out: set[str] = set()  # names that were called since the last file was loaded
+# What a check called of it, and what its import raised.
+left_out: dict[str, ImportError] = {}
 
 
 def is_named(name: str) -> bool:
@@ -29,7 +31,7 @@ class Unturned(nn.Module):
     stands; cosines of 1 and sines of 0 where two things are taken of one."""
 
     def __call__(self, *given: object, **named: object) -> object:
-        return _unturned([*given, *named.values()], _taken(sys._getframe(1)))
+        return _unturned(given, named, _taken(sys._getframe(1)))
 
     forward = __call__
 
@@ -46,13 +48,13 @@ class Maker:
     """A class or a function of this name, which turns what it is called with, or makes
     what does."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, reason: ImportError, name: str) -> None:
+        self.reason, self.name = reason, name
 
     def __call__(self, *given: object, **named: object) -> object:
-        left_out.add(self.name)
+        left_out[self.name] = self.reason
         if any(map(_are_heads, (*given, *named.values()))):
-            return _unturned([*given, *named.values()], _taken(sys._getframe(1)))
+            return _unturned(given, named, _taken(sys._getframe(1)))
         made = Unturned()
         numbers = {n: v for n, v in named.items() if isinstance(v, (int, float))}
         vars(made).update(numbers)
@@ -61,28 +63,33 @@ class Maker:
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Maker(self.name)  # of a module, or a method of a class
+        return Maker(self.reason, self.name)  # of a module, or a method of a class
 
     def __mro_entries__(self, bases: tuple) -> tuple[type, ...]:
+        left_out[self.name] = self.reason
         return (Unturned,)
 
 
-def _are_heads(x: object) -> bool:
+def _are_heads(x: object) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and x.dim() >= 3 and x.is_floating_point()
 
 
-def _unturned(given: list[object], taken: int) -> object:
-    heads = [x for x in given if isinstance(x, Tensor) and _are_heads(x)]
+def _unturned(given: tuple, named: dict[str, object], taken: int) -> object:
+    """Queries before keys, whatever their order by name; of what has as many axes, the
+    largest, as tables are the same for all items and heads."""
+    of_queries = sorted(named, key=lambda name: not name.startswith("q"))
+    heads = [x for x in (*given, *(named[n] for n in of_queries)) if _are_heads(x)]
     if not heads:
         return None
     most = max(x.dim() for x in heads)
     heads = [x for x in heads if x.dim() == most]  # tables have fewer axes
-    if len(heads) > 1 and taken != 1:
-        return tuple(heads[:2])
-    if taken == 2 and most == 4:  # of (B, H, L, D)
-        ones = torch.ones_like(heads[0][:1, 0])
+    if taken == 2 and len(heads) == 1:
+        ones = torch.ones((1, 1, heads[0].shape[-1] if most > 3 else 1)).to(heads[0])
         return ones, torch.zeros_like(ones)
-    return heads[0]
+    if taken == 1 or len(heads) == 1:
+        return heads[0]
+    least = sorted(x.numel() for x in heads)[-2]
+    return tuple([x for x in heads if x.numel() >= least][:2])
 
 
 def _taken(frame: types.FrameType) -> int:

@@ -223,7 +223,9 @@ def of_documents(call: "Call", source: str, whole: str, file: str) -> None:
     cu_seqlens (n + 1,), beside tokens (L, E)."""
     for place, parameter in enumerate(call.parameters):
         is_bound = _BOUNDS.fullmatch(parameter.name) and parameter.default is None
-        if is_bound and not re.search(rf"(?:\bif|not)\s+{parameter.name}\b", whole):
+        name = re.escape(parameter.name)
+        asked = rf"\b{name}\s+is\s+(?:not\s+)?None|\b(?:if|not|and|or)\s+{name}\b"
+        if is_bound and not re.search(asked, whole):
             call.parameters[place] = parameter.replace(default=parameter.empty)
     wide = r"\b{0}\s*(?:\[[^\]\n]*None[^\]\n]*\]|\.unsqueeze\(-?\d\))"
     for parameter in call.parameters:
@@ -303,7 +305,10 @@ def of_column_masks(call: "Call", subject: Subject) -> None:
     name = call.parameter("mask")
     if name is None or call.takes("padding"):
         return
-    is_row = re.search(rf"\b{name}\[:, :, None, :\]", subject.source)
+    is_row = re.search(rf"\b{re.escape(name)}\[:, :, None, :\]", subject.source)
+    is_row = (
+        is_row and "einsum" not in subject.source
+    )  # of (B, L, H, L), a mask of pairs
     if is_row or reads_column(call, subject):
         call.roles[name] = "padding"
 
