@@ -358,3 +358,27 @@ class MayBePacked(Packed):
 
 def test_bounds_that_may_be_left_out_are():
     assert multihead.check(MayBePacked).cause == "scale_missing"
+
+
+class CountsShown(Heads):
+    """Rotary positions of what a mask shows, as behind padding on the left."""
+
+    def forward(self, x, attention_mask):
+        """attention_mask: (B, L), 1 = a token, 0 = padding"""
+        places = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        q, k, v = self.heads(x)
+        half = q.shape[-1] // 2
+        rates = 100.0 ** (-torch.arange(half).to(x) / half)
+        angles = places[:, None, :, None] * rates
+        cos, sin = angles.cos(), angles.sin()
+        (a, b), (c, d) = q.chunk(2, -1), k.chunk(2, -1)
+        q = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+        k = torch.cat((c * cos - d * sin, c * sin + d * cos), -1)
+        hidden = attention_mask[:, None, None, :] == 0
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, float("-inf"))
+        return self.merged(scores.softmax(-1) @ v)
+
+
+def test_positions_that_follow_a_mask_are_not_judged():
+    report = multihead.check(CountsShown)
+    assert report.judgement == "not_judged", str(report)

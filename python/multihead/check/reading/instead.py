@@ -39,6 +39,8 @@ _BOTH_WAYS = re.compile(
     r"c2q|q2c|co-?attention|bidaf|query2context|\bcq_?att|trilinear", re.I
 )
 # As Gemma's and others' do on purpose: v = self.v_norm(v).
+# Tokens behind padding on the left: mask.long().cumsum(-1) - 1.
+_COUNTS_SHOWN = r"\b{0}\b[\w.()]*\.cumsum\(|cumsum\(\s*{0}\b"
 _NORMS_VALUES = re.compile(r"\bv(alues?)?\s*=\s*(self\.)?\w*norm\w*\(\s*v", re.I)
 # Attention of features of queries and keys, which has no softmax on purpose: Performer
 # (Choromanski et al., 2021), linear transformers (Katharopoulos et al., 2020).
@@ -231,6 +233,10 @@ def _outside(reading: Reading) -> Finding | None:
         return guessing.UNSEEN if speaks_of_positions(subject) else None
     owner = subject.target if subject.kind == "function" else subject.type
     name = getattr(owner, "__name__", "")
+    mask = re.escape(reading.way.call.parameter("padding") or "")
+    mask = mask or re.escape(reading.way.call.parameter("mask") or "")
+    if mask and re.search(_COUNTS_SHOWN.format(mask), subject.source):
+        return guessing.of_another_kind("positions that are counted along its mask")
     if _NORMS_VALUES.search(subject.source):
         return guessing.of_another_kind("values that pass a norm")
     return (
