@@ -216,8 +216,7 @@ class Examination:
             verdict = self._with_added_masks(reading, verdict)
         ends = [] if reading.beside else reading.at_its_ends
         seen = reading.way.runner.subject, reading.kept[0].out
-        beside = reading.beside or reading.norms_beside
-        part = beside or has_head_behind(*seen)
+        part = reading.layers_beside or has_head_behind(*seen)
         if part or verdict["faults"] or core.answers(reading) or ends:
             reading.verdict = verdict
             answered = {NO_WEIGHTS} | core.answered(reading.kept)

@@ -360,7 +360,7 @@ def _explained(
     is_before = _stand_before(found)
     for one, (run, its_core) in zip(seen, found):
         _show_slots(one, run, _slots(run, its_core), shown, is_before)
-    named = [f"`{name}`" for name in reading.beside or reading.norms_beside]
+    named = [f"`{name}`" for name in reading.layers_beside]
     if len(named) > _SHOWN:
         named[_SHOWN:] = [f"{len(named) - _SHOWN} more"]
     later = found[0][1].others

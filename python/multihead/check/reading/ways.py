@@ -219,8 +219,8 @@ def likeliest(ways: list[tuple[int, Way]]) -> tuple[int, Way]:
 # What is kept of a call for another.
 _KEEPS = re.compile(r"^\s*self\.\w+(\s*,\s*self\.\w+)*\s*=[^=]", re.M)
 # Biases, and what norms are made of.
-_NORM = re.compile(r"norm|(^|[._])(ln|bn|gn)(\d|[._]|$)", re.I)
-_OF_NORMS = re.compile(r"norm|bias|(^|[._])(ln|bn|gn|b)(\d|[._]|$)", re.I)
+_NORM = re.compile(r"norm|(?:^|[._])(?:ln|bn|gn)(?:\d|[._]|$)", re.I)
+_OF_NORMS = re.compile(rf"{_NORM.pattern}|bias|(?:^|[._])b(?:\d|[._]|$)", re.I)
 
 
 @dataclass
@@ -284,12 +284,13 @@ class Reading:
         return [n for n, t in self._unread.items() if t.dim() >= 2 or self._is_norm(n)]
 
     @property
-    def norms_beside(self) -> list[str]:
-        """Weights of norms of which the same holds: what these norm is not understood.
-        None where the output is, and the weights that it returns are not."""
+    def layers_beside(self) -> list[str]:
+        """These, or the weights of norms of which the same holds: what these norm is not
+        understood. None where the output is, and the weights that it returns are not."""
         first = next(iter((self.verdict or {}).get("cases", ())), None)
         unread = self._unread.items() if first and _fails(first) else ()
-        return [n for n, t in unread if t.dim() == 1 and _NORM.search(n)]
+        norms = [n for n, t in unread if t.dim() == 1 and _NORM.search(n)]
+        return self.beside or norms
 
     @property
     def has_other_layers(self) -> bool:
