@@ -25,6 +25,8 @@ BATCH_COUNTS = Finding(
     "positions that are counted once for each item, a sum over items.",
 )
 
+_UNKNOWN = object()
+
 
 def differs_alone(runner: Runner, run: Run) -> bool:
     """Whether the last item of a batch gives something else in a batch of one. run: what
@@ -34,34 +36,32 @@ def differs_alone(runner: Runner, run: Run) -> bool:
         return False
     alone = replace(case, sizes=replace(case.sizes, batch=1))
     made, one = (arguments.make(runner.call, c) for c in (case, alone))
-    if case.sizes.batch < 2 or not _hand_last(made, one):
-        return False
-    return again.last_differs(runner, case, made, one)
+    last = _of_last(made, one) if case.sizes.batch > 1 else None
+    return last is not None and again.last_differs(runner, case, made, last)
 
 
-def _hand_last(made: Arguments, one: Arguments) -> bool:
-    """Hands the last item of a batch to a call with one, and what all items share;
-    False where something else is given, of which that is not known."""
+def _of_last(made: Arguments, one: Arguments) -> Arguments | None:
+    """A call with the last item of a batch, as one for a single item, and with what all
+    items share; None where something else is given, of which that is not known."""
     for role, tensor in one.tensors.items():
         tensor.copy_(made.tensors[role][-1:])
     sequences = {tensor.data_ptr() for tensor in one.tensors.values()}
-    if len(made.positional) != len(one.positional):
-        return False
-    pairs = [(made.keywords[n], v) for n, v in one.keywords.items()]
-    pairs += zip(made.positional, one.positional)
-    for many, single in pairs:
+
+    def shared(many: object, single: object) -> object:
         if not isinstance(single, Tensor):
-            if single is not None and not isinstance(single, (bool, int, float, str)):
-                return False
-        elif single.data_ptr() in sequences:
-            continue
-        elif many.shape == single.shape:
-            single.copy_(many)
-        elif many[-1:].shape == single.shape:
-            single.copy_(many[-1:])
-        else:
-            return False
-    return True
+            is_known = single is None or isinstance(single, (bool, int, float, str))
+            return single if is_known else _UNKNOWN
+        if single.data_ptr() in sequences:
+            return single
+        assert isinstance(many, Tensor)
+        part = many if many.shape == single.shape else many[-1:]
+        return part.clone() if part.shape == single.shape else _UNKNOWN
+
+    given = [shared(*pair) for pair in zip(made.positional, one.positional)]
+    named = {name: shared(made.keywords[name], x) for name, x in one.keywords.items()}
+    if any(x is _UNKNOWN for x in (*given, *named.values())):
+        return None
+    return replace(one, positional=given, keywords=named)
 
 
 def attends_over_items(runner: Runner, run: Run) -> bool:
