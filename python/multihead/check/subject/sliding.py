@@ -79,5 +79,5 @@ def _is_size(parameter: inspect.Parameter, text: str) -> bool:
     size = rf"(?:\w+\.)?(?:{'|'.join(map(re.escape, {name, *kept}))})\b"
     used = rf"[<>]=?\s*\(?-?\s*{size}|{size}\s*[<>]|[-+]\s*{size}|=\s*\(?-\s*\(?{size}"
     if "window" in name.lower():
-        used += rf"|(?<!torch\.)(?<!F\.)\b\w+\([^()\n]*,\s*{re.escape(name)}\b"
+        used += rf"|(?<!def )(?<!torch\.)(?<!F\.)\b\w+\([^()\n]*,\s*{re.escape(name)}\b"
     return re.search(used, text) is not None
