@@ -11,6 +11,8 @@ from collections import Counter, deque
 import torch
 from torch import nn
 
+from ..sandbox.guard import stood_in
+
 
 class Frames:
     """The variables of the code's own functions as they return, inner ones first;
@@ -38,7 +40,7 @@ class Frames:
     @property
     def turn(self) -> bool:
         """Whether functions ran that turn by positions, as their names say."""
-        return any(map(ROTARY.search, self.called))
+        return not stood_in and any(map(ROTARY.search, self.called))
 
     def _note(self, frame: types.FrameType, event: str, _) -> None:
         if event != "return":

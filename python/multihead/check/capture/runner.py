@@ -21,7 +21,7 @@ from ..calls.one_by_one import is_stepwise
 from ..calls.tokens import has_many, has_others
 from ..report import Finding
 from ..sandbox.guard import Guard, Stop
-from ..subject import absent_rotary, sliding
+from ..subject import sliding
 from ..subject.holding import has_storage, held, holds_rounded_numbers, of_closure
 from ..subject.promised import adds_a_little, leaves_gradients
 from ..subject.signature import Call
@@ -293,8 +293,7 @@ class Runner:
             run.attention = None
             self._remark("returns_zeros", *_ZEROS, kind="remark")
         run.counted = self._counted(target, frames, case)
-        run.tables = weights.rotary_tables(frames)
-        run.turns = frames.turn and not absent_rotary.left_out
+        run.tables, run.turns = weights.rotary_tables(frames), frames.turn
         run.idle = idle_dropouts(target, frames, self.subject.source)
         run.twice = called_twice(target, frames, self.subject.source)
         run.forgotten = any(is_forgotten(target, path) for path in run.idle)

@@ -16,7 +16,7 @@ from ..capture.core import Core
 from ..capture.frames import ROTARY
 from ..capture.runner import Run, Runner
 from ..report import Finding
-from ..subject import absent_rotary
+from ..sandbox.guard import stood_in
 from ..subject.target import text_of_file
 from . import again
 
@@ -51,7 +51,7 @@ def seen(runner: Runner, base: Run) -> str | Finding | None:
     is_plain = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
     is_plain &= case.relation == "self" and not case.style.numpy
     is_handed = runner.call.takes("rotation")
-    if not is_plain or is_handed or base.recorder is None or absent_rotary.left_out:
+    if not is_plain or is_handed or base.recorder is None or stood_in:
         return None
     other = _OF_PLANES.search(text) or _SCALES_QUERIES.search(text)
     if not ROTARY.search(text) or other:

@@ -13,7 +13,7 @@ from ..capture import by_hand
 from ..capture.places import storage
 from ..capture.runner import Run, Runner
 from ..report import Finding
-from ..subject import absent_rotary
+from ..sandbox.guard import stood_in
 from ..subject.roles import speaks
 from ..subject.signature import Call, text_of_entry
 from ..subject.target import Subject
@@ -266,7 +266,7 @@ class Reading:
         told |= {"mask_of_both": wiring.mask_of_both(self.way.call, self.kept)}
         told |= {w: self.way.turning == w for w in (turning.ALIKE, turning.ELSEWHERE)}
         told |= {"sees_later_keys": self.way.sees_later_keys}
-        told |= {"positions_left_out": bool(absent_rotary.left_out)}
+        told |= {"positions_left_out": bool(stood_in)}
         return of_form + [fact for fact, holds in told.items() if holds]
 
     @property

@@ -31,7 +31,6 @@ from typing import Any
 import torch
 
 from ..report import Finding
-from ..subject import absent_rotary
 from .state import OF_SPEED, Snapshot, in_main_thread, random_streams_restored
 
 # Code may swallow what is raised in it; it is raised again after so long.
@@ -101,6 +100,10 @@ class _Nobody(io.TextIOBase):
     read = readline
 
 
+# What a check called that something stands in for, and what its import raised.
+stood_in: dict[str, ImportError] = {}
+
+
 class Guard:
     """Within `with Guard(...) as guard:`, guard.call runs foreign code.
 
@@ -117,7 +120,7 @@ class Guard:
         self._until_exit = contextlib.ExitStack()
 
     def __enter__(self) -> "Guard":
-        absent_rotary.left_out.clear()
+        stood_in.clear()
         stack = self._until_exit
         stack.enter_context(random_streams_restored())
         snapshot = Snapshot()
@@ -399,9 +402,8 @@ def finding_of(error: BaseException, time_limit: float) -> Finding:
             where,
         )
     # What stands in for something else is no fault of the code.
-    stood_in = next(iter(absent_rotary.left_out.values()), None)
-    if stood_in is not None and not isinstance(error, ImportError):
-        error = stood_in
+    if stood_in and not isinstance(error, ImportError):
+        error = next(iter(stood_in.values()))
     if isinstance(error, ImportError) and error.name:
         return _missing(error, where)
     remedy = next((r for kind, r in _REMEDIES.items() if isinstance(error, kind)), "")

@@ -12,13 +12,12 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
+from ..sandbox.guard import stood_in
 from .words import words
 
 ROTARY = {"rope", "rotary"}
 _NAMES = ROTARY | {"xpos"}
 _TURNS = re.compile(r"^(apply|rotate|rope|turn|forward)")
-# What a check called of it, and what its import raised.
-left_out: dict[str, ImportError] = {}
 
 
 def is_named(name: str) -> bool:
@@ -52,7 +51,7 @@ class Maker:
         self.reason, self.name = reason, name
 
     def __call__(self, *given: object, **named: object) -> object:
-        left_out[self.name] = self.reason
+        stood_in[self.name] = self.reason
         if any(map(_are_heads, (*given, *named.values()))):
             return _unturned(given, named, _taken(sys._getframe(1)))
         made = Unturned()
@@ -66,7 +65,7 @@ class Maker:
         return Maker(self.reason, self.name)  # of a module, or a method of a class
 
     def __mro_entries__(self, bases: tuple) -> tuple[type, ...]:
-        left_out[self.name] = self.reason
+        stood_in[self.name] = self.reason
         return (Unturned,)
 
 
