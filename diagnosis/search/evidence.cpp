@@ -88,6 +88,7 @@ void look_at_what_is_normed(std::span<const ObservedCall> calls,
   }
 }
 
+// What one call shows of a cap holds for all.
 void hand_on_cap(std::span<const ObservedCall> calls,
                  const ObservedCall& shown) {
   for (const ObservedCall& call : calls) {

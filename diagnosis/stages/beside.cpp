@@ -120,11 +120,11 @@ double usual_eps(const ObservedCall& call, NormKind kind, NormPlace place,
   // repeated for the queries that share them has more.
   const Sizes& n = call.sizes;
   const int64_t means = x.numel() / x.size(-1);
-  std::vector<int64_t> counts = {means};
-  if (place == NormPlace::kHeads || place == NormPlace::kContext)
-    counts.insert(counts.end(),
-                  {means / n.heads, means * n.heads / n.kv_heads});
-  for (const int64_t count : counts) {
+  const bool is_of_heads =
+      place == NormPlace::kHeads || place == NormPlace::kContext;
+  const int64_t of_one = is_of_heads ? means / n.heads : means;
+  const int64_t repeated = is_of_heads ? means * n.heads / n.kv_heads : means;
+  for (const int64_t count : {means, of_one, repeated}) {
     const auto shown = call.eps_of_means.find(count);
     if (shown != call.eps_of_means.end()) return shown->second;
   }
