@@ -145,6 +145,37 @@ def test_a_time_limit_ends_it_in_another_thread(code):
     assert only(outcomes[0]).name == "hangs"
 
 
+class Lingers:
+    """Time runs out in its destructor, which can raise nothing."""
+
+    def __del__(self):
+        time.sleep(60)
+
+
+class Fails:
+    def __del__(self):
+        raise ValueError
+
+
+def leaves_objects_behind():
+    Fails()
+    Lingers()
+    loops()
+
+
+def test_a_time_limit_that_rings_where_nothing_can_be_raised(monkeypatch):
+    told = []
+
+    def tell(unraisable):  # as slow as pytest's, which formats a stack
+        time.sleep(0.5)
+        told.append(unraisable.exc_type)
+
+    monkeypatch.setattr(sys, "unraisablehook", tell)
+    finding = only(call(leaves_objects_behind, time_limit=0.3))
+    assert finding.name == "hangs"
+    assert told == [ValueError] and sys.unraisablehook is tell
+
+
 def test_time_is_shared_by_all_calls():
     with Guard(0.5) as guard:
         assert guard.remaining == 0.5

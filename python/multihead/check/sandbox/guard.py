@@ -338,7 +338,7 @@ def _limited(seconds: float, clock: _Clock) -> contextlib.AbstractContextManager
 
 @contextlib.contextmanager
 def _by_signal(seconds: float, clock: _Clock) -> Iterator[None]:
-    armed = True
+    armed, told_by = True, sys.unraisablehook
 
     def ring(number, frame):
         left = seconds - clock.passed()
@@ -347,7 +347,20 @@ def _by_signal(seconds: float, clock: _Clock) -> Iterator[None]:
         elif armed:
             raise OutOfTime
 
+    def tell(unraisable):
+        # In a destructor or a callback of the collector nothing can be raised. There
+        # the time rings again, and what else is told of is told to its end: pytest
+        # takes whatever interrupts its hook for a fault of the test.
+        nonlocal armed
+        was, armed = armed, False
+        try:
+            if unraisable.exc_type is not OutOfTime:
+                told_by(unraisable)
+        finally:
+            armed = was
+
     with _handler(signal.SIGALRM, ring):
+        sys.unraisablehook = tell
         timer = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
         try:
             try:
@@ -356,6 +369,7 @@ def _by_signal(seconds: float, clock: _Clock) -> Iterator[None]:
                 armed = False
         finally:  # even if it rang in the line above
             signal.setitimer(signal.ITIMER_REAL, *timer)
+            sys.unraisablehook = told_by
 
 
 @contextlib.contextmanager
