@@ -384,6 +384,11 @@ constexpr FaultCode kProgramCodes[] = {
      "A document of one token gives something else behind a longer one than "
      "alone.",
      "Block what fills up shorter documents before the softmax, with -inf."},
+    {"MH962", "mode_overwritten",
+     "What is evaluated drops weights at random, and gives another result each "
+     "time.",
+     "forward() sets self.training to an argument that is True by default.",
+     "Leave self.training to train() and eval()."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

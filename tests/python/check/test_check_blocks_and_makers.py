@@ -86,6 +86,53 @@ def test_what_is_causal_in_training_alone():
     assert multihead.check(InTraining).cause == "causal_in_training_alone"
 
 
+class SetsItsMode(Heads):
+    def __init__(self, dim, num_heads, d_rate=0.0):
+        super().__init__(dim, num_heads)
+        self.d_rate = d_rate
+
+    def forward(self, x, training=True):
+        self.training = training
+        q, k, v = self.heads(x)
+        rate = self.d_rate if self.training else 0.0
+        return self.merged(F.scaled_dot_product_attention(q, k, v, dropout_p=rate))
+
+
+class AsksItsMode(SetsItsMode):
+    def forward(self, x, training=True):
+        q, k, v = self.heads(x)
+        rate = self.d_rate if training and self.training else 0.0
+        return self.merged(F.scaled_dot_product_attention(q, k, v, dropout_p=rate))
+
+
+class NormsAnew(Heads):
+    """A gain of ones in each call, which is no draw."""
+
+    def forward(self, x):
+        gain = nn.Parameter(torch.ones(x.shape[-1]))
+        return self.merged(
+            F.scaled_dot_product_attention(*self.heads(F.rms_norm(x, gain.shape, gain)))
+        )
+
+
+class ProjectsAnew(Heads):
+    def forward(self, x):
+        x = nn.Linear(x.shape[-1], x.shape[-1]).to(x)(x)
+        return self.merged(F.scaled_dot_product_attention(*self.heads(x)))
+
+
+def test_a_call_that_sets_the_mode():
+    report = multihead.check(SetsItsMode)
+    assert report.cause == "mode_overwritten", str(report)
+    assert multihead.check(AsksItsMode).judgement == "right"
+
+
+def test_parameters_that_a_call_makes():
+    report = multihead.check(NormsAnew)
+    assert report.judgement in ("right", "right_if"), str(report)
+    assert multihead.check(ProjectsAnew).cause == "random"
+
+
 # ---- Graphs --------------------------------------------------------------------------
 
 

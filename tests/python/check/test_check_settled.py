@@ -301,3 +301,59 @@ def test_what_nobody_stated_is_not_the_codes_fault():
     report = multihead.check(Unbound)
     assert report.judgement == "not_judged", str(report)
     assert "what" in str(report)
+
+
+class ToldTheWidthOfAHead(Attention):
+    def __init__(self, n_embd, h_size):
+        super().__init__(n_embd, n_embd // h_size)
+        self.n_head = n_embd // h_size
+
+    def forward(self, x):
+        return self.attend(x, x, x)
+
+
+class OneHead(nn.Module):
+    """Of two widths, of which the second is that of the head."""
+
+    def __init__(self, model_dim: int, embedding_dim: int):
+        super().__init__()
+        self.q = nn.Linear(model_dim, embedding_dim)
+        self.k = nn.Linear(in_features=model_dim, out_features=embedding_dim)
+        self.v = nn.Linear(model_dim, embedding_dim)
+
+    def width(self):
+        return self.q.out_features
+
+    def forward(self, queries, keys, values):
+        q, k, v = self.q(queries), self.k(keys), self.v(values)
+        return (q @ k.transpose(-2, -1) / self.width() ** 0.5).softmax(-1) @ v
+
+
+class OneHeadByTheModel(OneHead):
+    def width(self):
+        return self.q.in_features
+
+
+class OfAgents(Attention):
+    def __init__(self, n_embd, n_head, n_agent, masked=False):
+        super().__init__(n_embd, n_head)
+        self.masked = masked
+        self.register_buffer("mask", torch.tril(torch.ones(n_agent + 1, n_agent + 1)))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores, length = self.scores(q, k), x.shape[1]
+        if self.masked:
+            seen = self.mask[:length, :length] == 1
+            scores = scores.masked_fill(~seen, float("-inf"))
+        return self.join(scores.softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("target", [ToldTheWidthOfAHead, OneHead, OfAgents])
+def test_sizes_that_the_constructor_itself_explains(target):
+    report = multihead.check(target)
+    assert report.judgement == "right", str(report)
+
+
+def test_the_width_of_one_head_is_not_the_models():
+    assert multihead.check(OneHeadByTheModel).causes == ["scale_by_embed_dim"]

@@ -135,8 +135,19 @@ class ByOneAngle(Block):
         return rotated(q, -2, places), rotated(k, -2, places)
 
 
+class RotaryByOneAngle(ByOneAngle):
+    """The same of code that calls what turns its heads rotary."""
+
+    def turned(self, q, k):
+        return self.rotary(q), self.rotary(k)
+
+    def rotary(self, x):
+        return rotated(x, -2, torch.full((x.shape[-2],), 2))
+
+
 def test_turns_alike_at_every_position_are_a_condition_and_by_heads_a_flaw():
     assert conditions(multihead.check(ByOneAngle)) == ["turned_alike", "layers_beside"]
+    assert multihead.check(RotaryByOneAngle).cause == "turned_alike"
     assert multihead.check(ByHead).cause == "turned_alike"
     assert conditions(multihead.check(Unturned)) == ["layers_beside"]
 

@@ -19,6 +19,8 @@ Roles = Mapping[str, str | None]  # of arguments, by name
 _READ = r"(?<![.\w]){}(?:\.|\[[\"'])(\w+)"  # c.hidden_size, c["hidden_size"]
 # Of two axes: (2 * w - 1) ** 2, (2 * w - 1) * (2 * w - 1)
 _TABLE = r"\b2 ?\* ?(\w+) ?- ?1\)+\s*(?:\*\*\s*2|\*\s*\(\s*2)"
+# torch.ones(n + 1, n + 1)
+_SQUARE = r"\bones\(\s*\(?\s*(\w+)(?: ?\+ ?\d+)?\s*,\s*\1(?: ?\+ ?\d+)?\s*[,)]"
 _INSIDE = {"chans", "channels", "channel", "chan", "ch", "rank", "class", "classes"}
 _INSIDE |= {"latent", "bottleneck", "mlp", "ff", "ffn", "vocab", "layers", "experts"}
 _LENGTHS = ("sliding_window", "max_length")
@@ -94,8 +96,10 @@ class Constructor:
         return self._unknown(name for names in found for name in names)
 
     def _for_table(self) -> Iterable[str]:
-        """How many rows a learned table has: of distances, mostly."""
-        return self._unknown(re.findall(r"\bEmbedding\(\s*(\w+)\s*,", self._text))
+        """How many rows a learned table has: of distances, mostly; the side of a square
+        of ones, as of a causal mask."""
+        rows = re.findall(r"\bEmbedding\(\s*(\w+)\s*,", self._text)
+        return self._unknown([*rows, *re.findall(_SQUARE, self._text)])
 
     def _by_heads(self) -> list[tuple[str, str]]:
         """The first and the last axis of matrices by heads, (model, heads, dim), whose

@@ -40,7 +40,8 @@ def notation(built: "Construction") -> dict[str, str]:
 def _widths(built: "Construction") -> None:
     """The widths of queries, keys and values are those of the inputs where there
     is one of each, or no other width. Beside the model's, d_feature is that of a
-    head, and so is attention_dim where no heads are counted."""
+    head, and so is, where no heads are counted, attention_dim and what matrices end in
+    and none begins with."""
     kinds = {
         kind: name
         for name in built.roles
@@ -53,7 +54,7 @@ def _widths(built: "Construction") -> None:
     wide += kinds.values() if len(kinds) == 3 else []
     narrow += [n for n in wide if _is_times_heads(built, n)]
     if not built.counts_heads:
-        narrow += [n for n in wide if set(words(n)) & _OF_ATTENTION]
+        narrow += [n for n in wide if set(words(n)) & _OF_ATTENTION or _ends(built, n)]
     if set(wide) - set(narrow) and len(wide) > 1:
         built.roles |= dict.fromkeys(narrow, "head_dim")
     for name in wide if len(wide) > 1 else ():
@@ -91,6 +92,14 @@ def _is_of_inputs(built: "Construction", name: str) -> bool:
     return re.search(reads, source_of(built.subject.target.__init__)) is not None
 
 
+def _ends(built: "Construction", name: str) -> bool:
+    """Whether matrices make that many features of one head, and none reads them."""
+    text = source_of(built.subject.target.__init__)
+    own = rf"(?:out_\w+\s*=\s*)?(?:self\.)?{re.escape(name)}\b"
+    made = re.search(rf"Linear\(\s*(?:in_\w+\s*=\s*)?[\w.]+\s*,\s*{own}", text)
+    return bool(made) and not _is_of_inputs(built, name) and "heads" not in text
+
+
 def _is_side(built: "Construction", name: str) -> bool:
     """Whether it is multiplied by itself, as the side of an image: `size * size`."""
     own = rf"(?:self\.)?{re.escape(name)}"
@@ -114,7 +123,12 @@ def _is_times_heads(built: "Construction", name: str) -> bool:
 def _heads(built: "Construction") -> None:
     """One letter beside a width of heads, or as the only width beside a number of
     heads, is the whole width; what the width is divided by to get that of a head
-    counts the heads, whatever its name."""
+    counts the heads, whatever its name, and to get how many heads there are, is the
+    width of one."""
+    for name in built.by_place:
+        counts = size_of(_quotient(built, name)) == "num_heads"
+        if counts and built.roles[name] == "num_heads":
+            built.roles[name] = "head_dim"
     narrow = [n for n, role in built.roles.items() if role == "head_dim"]
     letters = [n for n in narrow if len(n) == 1]
     beside = len(narrow) > 1 or built.takes("num_heads")
@@ -126,13 +140,18 @@ def _heads(built: "Construction") -> None:
     if built.takes("num_heads", "config") or not built.takes("embed_dim"):
         return
     for name in narrow:
-        divided = rf"([\w.]+)\s*=\s*[\w.]+\s*//\s*(?:self\.)?{re.escape(name)}\b"
-        found = re.search(divided, built.subject.source) or re.search(
-            divided, source_of(built.subject.target)
-        )
-        made = found[1].rpartition(".")[2] if found else "heads"
+        made = _quotient(built, name) or "heads"
         if size_of(made) not in ("num_heads", "num_kv_heads", None):
             built.roles[name] = "num_heads"
+
+
+def _quotient(built: "Construction", name: str) -> str:
+    """What is made by a division by it: `self.num_heads = width // name`."""
+    divided = rf"([\w.]+)\s*=\s*[\w.]+\s*//\s*(?:self\.)?{re.escape(name)}\b"
+    found = re.search(divided, built.subject.source) or re.search(
+        divided, source_of(built.subject.target)
+    )
+    return found[1].rpartition(".")[2] if found else ""
 
 
 def _is_cut_into_heads(built: "Construction", name: str) -> bool:

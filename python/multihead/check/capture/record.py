@@ -118,6 +118,7 @@ class Recorder(TorchDispatchMode):
         # What is added to means of squares, by how many of these there are: the first.
         self.eps_of_means: dict[int, float] = {}
         self._means: set[int] = set()  # storages of means of each position
+        self.fills_constants = False
         # Whether what is computed in float64 met a tensor of float32, as of a scale.
         self.rounds = False
         # Whether there was a softmax, and whether inputs met in a product before it.
@@ -241,13 +242,15 @@ class Recorder(TorchDispatchMode):
 
     def _fill_constants(self, operands: list[Tensor]) -> None:
         """Zero biases and unit gains of layers that the code makes for itself would
-        hide what is done with them: they are drawn before their first use."""
+        hide what is done with them: those of a function are drawn before their first
+        use. What a module makes in a call is made anew in the next one."""
         for tensor in operands:
             if isinstance(tensor, nn.Parameter) and id(tensor) not in self._seen:
                 self._seen.add(id(tensor))
                 self.parameters[storage(tensor)] = tensor
                 self.alive.append(tensor)
-                fill_constant(tensor)
+                if self.fills_constants:
+                    fill_constant(tensor)
 
     def _note_weights(self, name: str, operands, results) -> None:
         if name == "repeat" and not self.origin(operands[0]).inputs:

@@ -252,6 +252,7 @@ class Runner:
         wide = case.dtype is torch.float64
         adds = case.style.numpy and adds_a_little(self.subject)
         recorder.rounds = wide and (adds or self._key(case) in self._rounding)
+        recorder.fills_constants = self.subject.kind == "function"
         recorder.is_stepwise = is_stepwise(self.subject)
         frames = Frames()
         called, old = self.callable_of(target), weights.arrays_of(target)

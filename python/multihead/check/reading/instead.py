@@ -34,6 +34,8 @@ _OF_POSITIONS = ("zero", "past", "position_ids", "positions", "rotation")
 _LEARNS_ANGLES = re.compile(
     r"(?:freq|theta|angle|rot)\w*\s*=\s*(?:nn\.)?Parameter\(", re.I
 )
+# What turns: `self.rotary(q)`, `apply_rotary_emb(q, cos, sin)`.
+_CALLED_ROTARY = re.compile(r"(?<![a-z])(?:rotary|rope)\w*\(", re.I)
 # BiDAF (Seo et al., 2016) and QANet multiply the weights of one softmax with another's.
 _BOTH_WAYS = re.compile(
     r"c2q|q2c|co-?attention|bidaf|query2context|\bcq_?att|trilinear", re.I
@@ -176,6 +178,7 @@ def _against_its_text(reading: Reading) -> Finding | None:
     counts_on |= _LEARNS_ANGLES.search(subject.source) is not None
     remarks = {one["name"] for one in reading.verdict.get("remarks", ())}
     of_positions = says_rotary(subject) or "rotary_by_head" in remarks
+    of_positions |= _CALLED_ROTARY.search(subject.source) is not None
     if turning.ALIKE in conditions and not counts_on and of_positions:
         return flaws.TURNED_ALIKE
     if "values_turned" in conditions and turns_queries_and_keys(subject):
@@ -243,8 +246,8 @@ def _outside(reading: Reading) -> Finding | None:
         idle.thrown_away(subject.source)
         or _weighed_astray(reading)
         or _cancelled(reading)
-        or guessing.outside(seen, way.base.case, name, _doc(owner))
         or _mixed(reading)
+        or guessing.outside(seen, way.base.case, name, _doc(owner))
         or (turning.MISAPPLIED if way.turning is turning.MISAPPLIED else None)
         or reads.astray(way.runner, way.base, reading.kept)
     )

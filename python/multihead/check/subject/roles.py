@@ -51,7 +51,7 @@ _CALL = {
     "average_weights": "averageattnweights averageweights",
     "dropout": (
         "dropout dropoutp pdropout dropoutrate attndropout p droprate dropoutprob "
-        "attentiondropout attnpdrop attnp attnpdropout attndrop"
+        "attentiondropout attnpdrop attnp attnpdropout attndrop drate"
     ),
     "training": "training train istraining trainmode",
     "scale": "scale scaling softmaxscale scalefactor scalingfactor",
