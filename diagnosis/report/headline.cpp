@@ -51,6 +51,7 @@ std::string predicate(const std::string& finding) {
       {"document_differs_alone", "returns something else for a document alone"},
       {"zero_scores_blocked", "blocks scores that are 0"},
       {"batch_size_counts", "returns something else for an item alone"},
+      {"output_thrown_away", "throws away what a layer makes of its result"},
       {"mode_overwritten", "goes back into training by itself"},
       {"turned_alike", "turns all its positions alike"},
       {"batch_and_sequence_exchanged", "attends over the items of its batch"},

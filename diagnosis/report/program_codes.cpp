@@ -389,6 +389,11 @@ constexpr FaultCode kProgramCodes[] = {
      "time.",
      "forward() sets self.training to an argument that is True by default.",
      "Leave self.training to train() and eval()."},
+    {"MH963", "output_thrown_away",
+     "The output projection learns nothing and does nothing.",
+     "A layer is called in a statement of its own, and nothing keeps its "
+     "result.",
+     "Assign it: y = self.proj(y)."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -227,6 +227,16 @@ const std::vector<Convention> kReadings = {
        if (is_cut_so) r.merge = merge_by_feature;
      },
      Sign::kNone, "its weights were learned in this order of features"},
+    {"merged_by_feature_of_each",
+     "Heads, each of which has matrices of its own, are merged feature by "
+     "feature, an order that the output matrix has learned.",
+     "",
+     [](const ObservedCall& call) {
+       return maybe(call.has_weights &&
+                    call.weights.query.name.find('*') != std::string::npos);
+     },
+     [](Recipe& r) { r.merge = merge_by_feature; }, Sign::kNone,
+     "its weights were learned in this order of features"},
     {"keys_multiplied_first",
      "Nothing names its matrices: the one whose product comes first in the "
      "scores is read as that of the keys.",

@@ -133,6 +133,27 @@ def test_parameters_that_a_call_makes():
     assert multihead.check(ProjectsAnew).cause == "random"
 
 
+class ThrowsAway(Heads):
+    """Scores of queries alone, as of a synthesizer (Tay et al., 2020)."""
+
+    def __init__(self, dim, num_heads, block_size):
+        super().__init__(dim, num_heads)
+        self.proj, self.drop = nn.Linear(dim, dim), nn.Dropout(0.1)
+        self.w2 = nn.Parameter(torch.randn(dim // num_heads, block_size))
+
+    def forward(self, x):
+        weights = (self.cut(self.q(x)).relu() @ self.w2[:, : x.shape[1]]).softmax(-1)
+        y = (weights @ self.cut(self.v(x))).transpose(1, 2).flatten(2)
+        self.drop(self.proj(y))
+        return y
+
+
+def test_a_projection_whose_result_nothing_keeps():
+    report = multihead.check(ThrowsAway)
+    assert report.cause == "output_thrown_away", str(report)
+    assert "self.drop(self.proj(y))" in str(report)
+
+
 # ---- Graphs --------------------------------------------------------------------------
 
 

@@ -175,3 +175,36 @@ class CausalSelfAttention(NonCausalSelfAttention):
 def test_names_that_say_causal():
     assert multihead.check(NonCausalSelfAttention).judgement == "right"
     assert multihead.check(CausalSelfAttention).cause == "causal_without_effect"
+
+
+class CausalByItsMask(Attention):
+    """attention_mask is added, of any shape, and may hide later keys."""
+
+    def seen(self, scores):
+        return scores
+
+    def forward(self, x, attention_mask):
+        q, k, v = self.qkv(x)
+        scores = self.seen(self.scores(q, k) + attention_mask)
+        return self.join(scores.softmax(-1) @ v)
+
+
+class CausalBesidePadding(CausalByItsMask):
+    """attention_mask: [bs, 1, 1, seq_len], 0 or -inf."""
+
+
+class CausalItselfBesidePadding(CausalByItsMask):
+    """attention_mask: [bs, 1, 1, seq_len], 0 or -inf."""
+
+    def seen(self, scores):
+        length = scores.size(-1)
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        return scores.masked_fill(later, float("-inf"))
+
+
+def test_a_mask_of_one_row_for_all_queries_makes_nothing_causal():
+    report = multihead.check(CausalBesidePadding)
+    assert report.causes == ["causal_without_effect"], str(report)
+    for kind in (CausalByItsMask, CausalItselfBesidePadding):
+        report = multihead.check(kind)
+        assert report.judgement != "wrong", str(report)

@@ -38,6 +38,11 @@ PLAIN = [
     ("mask: True values are positions that should NOT be attended", "blocked"),
     ("mask: nonzero entries hide a key", "blocked"),
     ("mask: positions marked 1 must be ignored", "blocked"),
+    (
+        "mask: array of shape (T, S) where mask[i,j] == 0 indicates token\n"
+        "        i in the target should not be influenced by token j in the source.",
+        "keep",
+    ),
 ]
 NEGATED = [
     ("mask: 1 = not masked, 0 = masked", "keep"),

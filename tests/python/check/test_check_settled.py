@@ -357,3 +357,58 @@ def test_sizes_that_the_constructor_itself_explains(target):
 
 def test_the_width_of_one_head_is_not_the_models():
     assert multihead.check(OneHeadByTheModel).causes == ["scale_by_embed_dim"]
+
+
+class ByItsOwnMatrices(nn.Module):
+    """Each head has matrices of its own, in lists of parameters, for (B, E, L)."""
+
+    def __init__(self, encoder_size: int, num_header: int):
+        super().__init__()
+        self.count = num_header
+
+        def matrices():
+            width = int(encoder_size / num_header)
+            made = [torch.empty(encoder_size, width) for _ in range(num_header)]
+            return nn.ParameterList([nn.init.xavier_uniform_(one) for one in made])
+
+        self.wq, self.wk, self.wv = matrices(), matrices(), matrices()
+        self.wo = nn.Linear(encoder_size, encoder_size)
+
+    def forward(self, x):
+        x = x.transpose(1, 2)
+        heads = []
+        for i in range(self.count):
+            q, k, v = x @ self.wq[i], x @ self.wk[i], x @ self.wv[i]
+            scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+            heads.append(scores.softmax(-1) @ v)
+        return self.wo(torch.cat(heads, 2)).transpose(1, 2)
+
+
+class MaybeRelative(Attention):
+    """A length of 0 is off by default, as are the distances that it would count."""
+
+    def __init__(self, d_model, num_heads, max_relative_positions=0):
+        super().__init__(d_model, num_heads)
+        self.far = max_relative_positions
+        if max_relative_positions > 0:
+            self.bias = nn.Embedding(max_relative_positions, num_heads)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = self.scores(q, k)
+        if self.far > 0:
+            places = torch.arange(x.shape[1])
+            far = (places - places[:, None]).abs().clamp(max=self.far - 1)
+            scores = scores + self.bias(far).permute(2, 0, 1)
+        return self.join(scores.softmax(-1) @ v)
+
+
+def test_sequences_whose_features_come_first_are_turned_before_matrices_of_lists():
+    report = multihead.check(ByItsOwnMatrices)
+    assert report.judgement == "right" and "(B, E, L)" in str(report), str(report)
+
+
+def test_a_length_of_nothing_by_default_stays_off():
+    report = multihead.check(MaybeRelative)
+    assert report.judgement == "right", str(report)
+    assert "max_relative_positions" not in str(report)

@@ -79,10 +79,11 @@ def is_grounded(built: "Construction", name: str) -> bool:
     if name not in built.by_place:
         return False
     if role == "embed_dim":
-        reads = rf"(?:Linear|Conv[12]d)\(\s*(?:self\.)?{re.escape(name)}\s*,"
+        made = r"(?:Linear|Conv[12]d|empty|randn?|zeros|Tensor)"
+        reads = rf"\b{made}\(\s*(?:self\.)?{re.escape(name)}\s*,"
         return re.search(reads, text) is not None
     wide = [n for n, r in built.roles.items() if r in ("embed_dim", "head_dim")]
-    divides = rf"\b(?:{'|'.join(map(re.escape, wide))})\s*(?://|%)\s*(?:self\.)?"
+    divides = rf"\b(?:{'|'.join(map(re.escape, wide))})\s*(?://?|%)\s*(?:self\.)?"
     return bool(wide) and re.search(rf"{divides}{re.escape(name)}\b", text) is not None
 
 

@@ -4,6 +4,8 @@
 import ast
 import re
 import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
 
 from ..capture import core
 from ..capture.core import Core
@@ -31,6 +33,14 @@ FILL_THROWN_AWAY = Finding(
     "explains.",
     "Keep it, scores = scores.masked_fill(...), or call masked_fill_(), which changes the "
     "tensor that it has.",
+)
+
+
+LAYER_THROWN_AWAY = Finding(
+    "output_thrown_away",
+    "What a layer makes of the result is thrown away: `{}` stands alone, and what went "
+    "into it is returned.",
+    "Keep it: y = self.proj(y).",
 )
 
 
@@ -88,13 +98,28 @@ def _of_another(used: str, left: str, idle: list[str]) -> Finding:
 def thrown_away(source: str) -> Finding | None:
     """What is said of code, by its text, that calls masked_fill() and does nothing with
     what it returns."""
+    filled = any(call.func.attr == "masked_fill" for call in _alone(source))
+    return FILL_THROWN_AWAY if filled else None
+
+
+def layer_thrown_away(source: str) -> Finding | None:
+    """The same of a projection: `self.dropout(self.proj(y))` as a statement."""
+    for call in _alone(source):
+        parts = [part for part in ast.walk(call) if isinstance(part, ast.Attribute)]
+        names = [p.attr for p in parts if ast.unparse(p.value) == "self"]
+        if ast.unparse(call.func.value) == "self" and any(map(_OUTPUT.search, names)):
+            said = LAYER_THROWN_AWAY.sentence.format(ast.unparse(call))
+            return replace(LAYER_THROWN_AWAY, sentence=said)
+    return None
+
+
+def _alone(source: str) -> Iterator[ast.Call]:
+    """Calls of methods that are statements, of which nothing is kept."""
     try:
         tree = ast.parse(textwrap.dedent(source))
     except SyntaxError:
-        return None
-    statements = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
-    calls = (node.func for node in statements if isinstance(node, ast.Call))
-    for function in calls:
-        if isinstance(function, ast.Attribute) and function.attr == "masked_fill":
-            return FILL_THROWN_AWAY
-    return None
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            if isinstance(node.value.func, ast.Attribute):
+                yield node.value

@@ -15,6 +15,7 @@ from ..subject.promised import (
     turns_queries_and_keys,
 )
 from ..subject.roles import speaks
+from ..subject.signature import text_of_entry
 from . import (
     across,
     finite,
@@ -145,6 +146,9 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
         return replaced or [twice or scrambled.SCRAMBLED]
     if way.later_tokens_seen:
         return [flaws.LATER_TOKENS_SEEN]
+    text = text_of_entry(way.runner.subject)
+    if not reading.faults and (thrown := idle.layer_thrown_away(text)):
+        return [thrown]
     if not reading.faults and flaws.is_causal_in_training_alone(way.runner, way.base):
         return [flaws.CAUSAL_IN_TRAINING]
     if not reading.faults and flaws.normalises_over_heads(way.base):

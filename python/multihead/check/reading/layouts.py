@@ -60,10 +60,25 @@ def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, 
     if are_items(subject):
         layouts.remove(cases.UNBATCHED)  # its rows are items, and no positions
     others = _of_convolutions(subject)
+    if cases.CHANNELS_FIRST not in others and _exchanges_axes(subject):
+        layouts.append(cases.CHANNELS_FIRST)
     named = [name.lower() for name in axes(subject)]
     if len(named) == 3 and not _CHANNELS.fullmatch(named[1]):
         return (*layouts[:1], *others, *layouts[1:])
     return (*others, *layouts)
+
+
+# x = x.transpose(1, 2)
+_EXCHANGED = re.compile(
+    r"^\s*(\w+)\s*=\s*\1\.(?:transpose\((?:1, ?2|-1, ?-2|-2, ?-1)\)|permute\(0, ?2, ?1\)|mT\b)",
+    re.M,
+)
+
+
+def _exchanges_axes(subject: Subject) -> bool:
+    """Whether the last two axes of what comes in are exchanged, as it came."""
+    found = _EXCHANGED.search(text_of_entry(subject))
+    return bool(found) and found[1] in inspect.signature(subject.entry).parameters
 
 
 # What einops cuts first, 'b (w1 p1) (w2 p2) c -> ...', and names of features in it.

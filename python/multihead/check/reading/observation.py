@@ -344,8 +344,10 @@ def _expects_causal(run: Run, call: Call) -> bool:
     """Whether the code means to be causal without being asked: its name says so, or it
     makes a triangle, of which nothing is left in what comes out, or that is added and
     blocks nothing."""
-    if run.case.style.numpy or call.takes("mask") or call.may_be_causal:
+    if run.case.style.numpy or call.may_be_causal:
         return False
+    if call.takes("mask"):
+        return call.says_causal
     unused = run.recorder.has_triangle and not run.recorder.origin(run.out).triangle
     return call.says_causal or unused or run.recorder.adds_triangle
 

@@ -386,16 +386,29 @@ _OF_PADDING = re.compile(
 )
 
 
-def says_causal(call: "Call", owner: object) -> bool:
+def says_causal(call: "Call", subject: Subject) -> bool:
     """Whether the name of a class or a function promises that no query sees a later
-    key."""
+    key, and no mask that it is given may see to that."""
+    owner = subject.target if subject.kind == "function" else subject.type
     name = getattr(owner, "__name__", "")
-    if not _CAUSAL.search(name.lower()):
+    by_mask = call.takes("mask") and not _is_of_keys(call, subject.source)
+    if by_mask or not _CAUSAL.search(name.lower()):
         return False
     if "masked" not in name.lower() or "causal" in name.lower():
         return True
     of_padding = call.takes("lengths") or call.takes("padding")
     return not of_padding and not _OF_PADDING.search(f"{name} {owner.__doc__ or ''}")
+
+
+_AXES = r"\b{}(?:\.shape|\.size\(\))?[^\n\w]*(?:(?:of )?shape\W*)?[\[(]([^\])\n]*)[\])]"
+_OF_ALL_QUERIES = re.compile(r"\s*\w+\s*,\s*1\s*,\s*1\s*,\s*\w+\s*")
+
+
+def _is_of_keys(call: "Call", text: str) -> bool:
+    """Whether a text gives its mask one row for all queries: "mask: (B, 1, 1, L)"."""
+    name = re.escape(call.parameter("mask") or "")
+    axes = [a for a in re.findall(_AXES.format(name), text) if a.count(",") > 1]
+    return bool(axes) and all(map(_OF_ALL_QUERIES.fullmatch, axes))
 
 
 def causal_flag(text: str, parameters: Iterable[inspect.Parameter]) -> str | None:

@@ -86,7 +86,7 @@ _CALL = {
 }
 _SIZES = {
     "num_heads": (
-        "numheads nheads heads nhead h nh numhead nhd numattentionheads "
+        "numheads nheads heads nhead numheaders numheader h nh numhead nhd numattentionheads "
         "numqueryheads nqheads numqheads nheadsq hq attnheads headscount headcount "
         "numberofheads queryheads qheads nheadq headsq nqueryheads "
         "nqhead numqhead numheadsq"

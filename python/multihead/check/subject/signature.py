@@ -251,8 +251,7 @@ MASKING = re.compile(
 
 def _note_causal(call: Call, subject: Subject) -> None:
     """What the name of the code says, and whether its constructor asks."""
-    owner = subject.target if subject.kind == "function" else subject.type
-    call.says_causal = says_causal(call, owner)
+    call.says_causal = says_causal(call, subject)
     if subject.kind == "function":
         return
     try:
