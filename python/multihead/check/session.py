@@ -29,6 +29,7 @@ from .reading import (
     on_cache,
     paths,
     plans,
+    pools,
     refused,
     wiring,
 )
@@ -261,7 +262,7 @@ class Examination:
                 if best.is_right and not best.refused:
                     return best
             others.append((faults, way))
-        return best or self._best_of(others)
+        return best or self._best_of(others or pools.ways(self.first_call))
 
     def _best_of(self, ways: list[tuple[int, Way]]) -> Reading | None:
         """The best reading of ways that have one fault or more: 1 may become more."""

@@ -5,6 +5,7 @@ import functools
 import math
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -212,10 +213,56 @@ class Halves(OfAnImage):
         return super().forward(x)[:, :, ::2, ::2]
 
 
-@pytest.mark.parametrize("kind, reason", [(Pools, "pools"), (Halves, "pools")])
-def test_of_another_kind(kind, reason):
-    report = checked(kind)
-    assert report.judgement == "not_judged" and report.cause == reason, str(report)
+def test_of_another_kind():
+    report = checked(Halves)
+    assert report.judgement == "not_judged" and report.cause == "pools", str(report)
+
+
+class PoolsUnscaled(OfAnImageUnscaled):
+    def forward(self, x):
+        return super().forward(x).mean((2, 3))
+
+
+class PoolsByAQuery(nn.Module):
+    """The mean asks, as in the attention pooling of CLIP (Radford et al., 2021)."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q, self.kv = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def scores(self, q, k):
+        return q @ k.mT / math.sqrt(q.size(-1))
+
+    def forward(self, x):
+        x = x.flatten(2).transpose(1, 2)
+        x = torch.cat([x.mean(1, keepdim=True), x], 1)
+        parts = (self.q(x[:, :1]), *self.kv(x).chunk(2, -1))
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)) for t in parts)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return self.proj((self.scores(q, k).softmax(-1) @ v).flatten(1))
+
+
+class PoolsByAQueryUnscaled(PoolsByAQuery):
+    """Whether a query of its own is meant to be scaled, nothing tells."""
+
+    def scores(self, q, k):
+        return q @ k.mT
+
+
+@pytest.mark.parametrize("kind", [Pools, PoolsByAQuery])
+def test_the_heads_of_what_pools_are_judged(kind):
+    report = multihead.check(kind)
+    assert report.judgement == "right_if", str(report)
+    assert [one.name for one in report.conditions] == ["layers_beside"]
+    assert "what pools its positions" in str(report)
+
+
+def test_what_is_wrong_before_it_pools():
+    assert checked(PoolsUnscaled).causes == ["scale_missing"]
+    report = checked(PoolsByAQueryUnscaled)
+    assert report.judgement == "not_judged" and report.cause == "pools", str(report)
 
 
 def ignores_padding(q, k, v, mask):

@@ -113,6 +113,9 @@ class Runner:
         self._modes: dict[tuple, Modes] = {}
         self._rounding: set[tuple] = set()  # instances with numbers of float32
         self._constructed: dict[tuple, str] = {}
+        self.takes_pools = (
+            False  # a vector for each item, which a query of its own gets
+        )
         self._asks_for_gpu = devices.asks_for_gpu(subject)
         self.switched: dict[str, object] = {}  # attributes of instances, set otherwise
 
@@ -312,12 +315,18 @@ class Runner:
         self, returned: object, case: Case, query: Tensor, recorder: Recorder
     ) -> tuple[tuple[Tensor, Tensor | None], int] | None:
         """The same of code that is given one sequence and answers one position of it,
-        and which."""
-        of_layer = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
-        if self.call.style != "x" or not of_layer or case.sizes.queries == 1:
+        and which. Where it pools, what asks is its own."""
+        layouts = (cases.LAYER, cases.SEQUENCE_FIRST)
+        layouts += cases.IMAGES if self.takes_pools else ()
+        is_plain = self.call.style == "x" and case.layout in layouts
+        if not is_plain or case.sizes.queries == 1:
             return None
-        axis = cases.query_axis(case)
-        one = replace(case, sizes=replace(case.sizes, queries=1, keys=case.keys))
+        query, axis = cases.as_sequence(query, case), cases.query_axis(case)
+        layout = cases.LAYER if case.layout in cases.IMAGES else case.layout
+        sizes = replace(case.sizes, queries=1, keys=case.keys)
+        one = replace(case, layout=layout, sizes=sizes)
+        if self.takes_pools and isinstance(returned, Tensor) and returned.dim() == 2:
+            returned = returned.unsqueeze(axis)
         try:
             position = position_that_asks(recorder, query, axis)
             asking = query.narrow(axis, position, 1)

@@ -54,6 +54,8 @@ def answers(reading: Reading) -> bool:
     """Whether what its heads are handed tells why the whole is not explained."""
     first = reading.kept[0]
     one = of_run(first)
+    if one is not None and reading.way.pools:
+        return True
     if one is None or (_slots(first, one) > 0 and reading.way.form is None):
         return False  # keys that nothing is known of, as those of padding
     return bool(_answers(first, one))
@@ -365,6 +367,7 @@ def _explained(
         named[_SHOWN:] = [f"{len(named) - _SHOWN} more"]
     later = found[0][1].others
     named += _answers(*found[0])
+    named += ["what pools its positions"] * (way.pools is not None)
     behind = bool(later) or has_head_behind(reading.way.runner.subject)
     if found[0][1].are_given:  # what stands before them is said with their condition
         named, behind = [], behind or not _returns_context(*found[0])
@@ -462,6 +465,12 @@ def of_run(run: Run) -> Core | None:
     joined = (core.joined(found, batch, length) for length in lengths)
     one = next((one for one in joined if one is not None), None)
     return one and replace(one, is_turned=cores.is_turned)
+
+
+def pools_by_a_query(run: Run) -> bool:
+    """Whether one query of its own reads all positions, as of code that pools."""
+    one = of_run(run)
+    return one is None or one.query.shape[2] == 1
 
 
 def _drops_elsewhere(run: Run, one: Core | None) -> bool:

@@ -189,6 +189,8 @@ def of_another_kind(lacks: str) -> Finding:
 def _is_of_features(seen: Recorder, case: Case) -> bool:
     sizes = case.sizes
     widths = {sizes.head_dim, sizes.embed} - {sizes.queries, case.keys, sizes.heads}
+    if any(core.query.shape[-1] in widths for core in seen.cores.found):
+        return False  # positions and one token, which may be as many as features
     return bool(seen.softmaxes) and all(set(s) <= widths for s in seen.softmaxes)
 
 

@@ -18,6 +18,7 @@ from ..subject.roles import speaks
 from ..subject.signature import text_of_entry
 from . import (
     across,
+    core,
     finite,
     flaws,
     guessing,
@@ -75,6 +76,10 @@ _BEHIND_CONTEXT = Finding(
 def of_verdict(reading: Reading) -> list[Finding]:
     """None where the verdict stands."""
     made_up, subject = reading.way.made_up, reading.way.runner.subject
+    is_open = not reading.is_right and reading.way.pools is not None
+    if is_open and (not reading.faults or core.pools_by_a_query(reading.way.base)):
+        # Whether a query of its own should be scaled, say, is up to the code.
+        return [reading.way.pools]
     if not reading.is_right and _BOTH_WAYS.search(f"{subject.name} {subject.source}"):
         return [
             guessing.of_another_kind("co-attention, weights of either with the other")

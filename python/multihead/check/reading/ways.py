@@ -58,6 +58,7 @@ class Way:
     base: Run
     form: forms.Form | None = None
     spent_on_heads: float = 0.0  # of the effort of one search
+    pools: Finding | None = None  # that it returns a vector for each item
 
     @property
     def made_up(self) -> dict[str, str]:
@@ -193,7 +194,9 @@ class Way:
         said += [self.form.said] if self.form else []
         said += [f"with {n} = {v}" for n, v in self.runner.switched.items()]
         if (asks := kept[0].asks) is not None:
-            said.append(f"only the {'first' if asks == 0 else 'last'} position asks")
+            which = "first" if asks == 0 else "last"
+            one_vector = "one vector comes back for each item"
+            said.append(one_vector if self.pools else f"only the {which} position asks")
         parameters = kept[0].parameters
         if parameters.tensors:
             names = list(parameters.tensors)
