@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from test_check_unusual import conditions
 from torch import nn
 
 import multihead
@@ -255,7 +256,7 @@ class PoolsByAQueryUnscaled(PoolsByAQuery):
 def test_the_heads_of_what_pools_are_judged(kind):
     report = multihead.check(kind)
     assert report.judgement == "right_if", str(report)
-    assert [one.name for one in report.conditions] == ["layers_beside"]
+    assert conditions(report) == ["layers_beside"]
     assert "what pools its positions" in str(report)
 
 
