@@ -257,7 +257,7 @@ def test_the_heads_of_what_pools_are_judged(kind):
     report = multihead.check(kind)
     assert report.judgement == "right_if", str(report)
     assert conditions(report) == ["layers_beside"]
-    assert "what pools its positions" in str(report)
+    assert "what pools its positions" in " ".join(str(report).split())
 
 
 def test_what_is_wrong_before_it_pools():
