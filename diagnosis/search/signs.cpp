@@ -44,7 +44,7 @@ class Signs {
       return shows_mixed(without, with);
     }
     if (sign == Sign::kWeights) return shows_weights(without, with);
-    const auto before = simulate(call_, without);
+    const auto before = simulate_scores(call_, without);
     if (with.rotary == Rotary::kShown && without.rotary != with.rotary) {
       return before && shows_turn(*before);
     }
@@ -86,7 +86,7 @@ class Signs {
                shows(call_, *after, after->scores, precision_) &&
                // They are computed, too, before they are scaled.
                !(with.learned_scale == LearnedScale::kOne &&
-                 shows(call_, *before, before->scores, precision_));
+                 shows(call_, *after, before->scores, precision_));
     }
   } catch (const Impossible&) {
     return false;  // as of a norm over groups of features where there are none

@@ -361,8 +361,10 @@ bool is_turned_alike(const ObservedCall& call, const Tensor& heads) {
          });
 }
 
-std::optional<Turn> shown_turn(const ObservedCall& call, const Tensor& heads,
-                               bool by_head) {
+namespace {
+
+std::optional<Turn> look_for_turn(const ObservedCall& call, const Tensor& heads,
+                                  bool by_head) {
   const auto in_place = [&](const Tensor& x) {
     return by_head ? x.transpose(1, 2) : x;
   };
@@ -385,6 +387,18 @@ std::optional<Turn> shown_turn(const ObservedCall& call, const Tensor& heads,
     if (turn) return turn;
   }
   return {};
+}
+
+}  // namespace
+
+std::optional<Turn> shown_turn(const ObservedCall& call, const Tensor& heads,
+                               bool by_head) {
+  if (by_head) return look_for_turn(call, heads, by_head);
+  const uint64_t known = fingerprint(heads);
+  if (call.unturned.contains(known)) return {};
+  auto turn = look_for_turn(call, heads, by_head);
+  if (!turn) call.unturned.insert(known);
+  return turn;
 }
 
 bool belong_together(const Turn& query, const Turn& key) {
@@ -420,10 +434,7 @@ Tensor rotated(const ObservedCall& call, const Recipe& recipe, int role,
                const Tensor& heads) {
   if (recipe.rotary == Rotary::kShown) {
     std::optional<Turn>& turn = call.turns[role];
-    if (!turn && !call.unturned.contains(fingerprint(heads))) {
-      turn = shown_turn(call, heads);
-      if (!turn) call.unturned.insert(fingerprint(heads));
-    }
+    if (!turn) turn = shown_turn(call, heads);
     require(turn.has_value());
     return turned(heads, turn->cosines, turn->sines, turn->halves);
   }

@@ -395,6 +395,15 @@ std::optional<Stages> follow_if_possible(const ObservedCall& call,
 
 }  // namespace
 
+std::optional<Stages> simulate_scores(const ObservedCall& call,
+                                      const Recipe& recipe) try {
+  return recipe.batch_exchanged ? simulate(call, recipe) : scored(call, recipe);
+} catch (const Impossible&) {
+  return std::nullopt;
+} catch (const c10::Error&) {
+  return std::nullopt;  // shapes that nothing above foresees
+}
+
 std::optional<Stages> simulate(const ObservedCall& call, const Recipe& recipe) {
   FollowedRecipes& followed = followed_by(call);
   for (const auto& known : followed.last) {

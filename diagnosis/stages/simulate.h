@@ -43,6 +43,10 @@ struct Stages {
 /// that is not square should be transposed.
 std::optional<Stages> simulate(const ObservedCall& call, const Recipe& recipe);
 
+/// The same up to the scores: no softmax, no output.
+std::optional<Stages> simulate_scores(const ObservedCall& call,
+                                      const Recipe& recipe);
+
 // ---- Loops over tiny tensors -----------------------------------------------
 
 /// A hash of its numbers, in their order.

@@ -2,6 +2,7 @@
 """Residuals that are lost, modes that mask alone, graphs, functions that make functions,
 sizes that a class fixes, sequences that only a docstring names, and recurrent decoders."""
 
+import pytest
 import torch
 from heads import Heads
 from torch import nn
@@ -105,6 +106,20 @@ class AsksItsMode(SetsItsMode):
         return self.merged(F.scaled_dot_product_attention(q, k, v, dropout_p=rate))
 
 
+class SetsItsModeBesideALayer(SetsItsMode):
+    """The layer that drops keeps its own mode."""
+
+    def __init__(self, dim, num_heads, d_rate=0.0):
+        super().__init__(dim, num_heads, d_rate)
+        self.drop = nn.Dropout(d_rate)
+
+    def forward(self, x, training=True):
+        self.training = training
+        q, k, v = self.heads(x)
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.merged(self.drop(weights) @ v)
+
+
 class NormsAnew(Heads):
     """A gain of ones in each call, which is no draw."""
 
@@ -125,6 +140,7 @@ def test_a_call_that_sets_the_mode():
     report = multihead.check(SetsItsMode)
     assert report.cause == "mode_overwritten", str(report)
     assert multihead.check(AsksItsMode).judgement == "right"
+    assert multihead.check(SetsItsModeBesideALayer).judgement == "right"
 
 
 def test_parameters_that_a_call_makes():
@@ -146,6 +162,55 @@ class ThrowsAway(Heads):
         y = (weights @ self.cut(self.v(x))).transpose(1, 2).flatten(2)
         self.drop(self.proj(y))
         return y
+
+
+class Notes(Heads):
+    """Methods, and layers that are called again, note what they get."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.c_proj, self.seen = nn.Linear(dim, dim), []
+
+    def note_proj(self, weight):
+        self.seen.append(weight.norm())
+
+    def forward(self, x):
+        y = F.scaled_dot_product_attention(*self.heads(x)).transpose(1, 2).flatten(2)
+        self.note_proj(self.c_proj.weight.detach())
+        self.c_proj(y)
+        return self.c_proj(y)
+
+
+class Quantised(Heads):
+    """One scale for all items, so that they follow each other."""
+
+    def int8(self, x):
+        scale = x.abs().max() / 127
+        return (x / scale).round() * scale
+
+    def forward(self, x):
+        x = self.int8(x)
+        return self.merged(F.scaled_dot_product_attention(*self.heads(x)))
+
+
+class OfItsBatch(Heads):
+    """Attends over the samples of a batch, as BatchFormer (Hou et al., 2022)."""
+
+    def forward(self, x):
+        B, N, C = x.shape
+        q, k, v = (t.permute(2, 1, 0, 3) for t in self.heads(x))
+        y = F.scaled_dot_product_attention(q, k, v)
+        return self.merged(y.permute(2, 1, 0, 3))
+
+
+@pytest.mark.parametrize("target", [Quantised, OfItsBatch])
+def test_items_that_meet_on_purpose_are_not_judged(target):
+    report = multihead.check(target)
+    assert report.judgement == "not_judged", str(report)
+
+
+def test_what_notes_its_projection_throws_nothing_away():
+    assert multihead.check(Notes).judgement != "wrong"
 
 
 def test_a_projection_whose_result_nothing_keeps():

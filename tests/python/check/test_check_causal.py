@@ -202,9 +202,33 @@ class CausalItselfBesidePadding(CausalByItsMask):
         return scores.masked_fill(later, float("-inf"))
 
 
+class CausalByItsCaller(CausalByItsMask):
+    """attention_mask: [bs, 1, 1, seq_len], to which the decoder adds look-ahead."""
+
+
+class MaskedAttention(CausalByItsMask):
+    """attention_mask: [bs, 1, 1, seq_len], -1e9 at [PAD]."""
+
+
+class CausalInferenceAttention(CausalByItsMask):
+    """Of treatments. attention_mask: [bs, 1, 1, seq_len], 0 or -inf."""
+
+
 def test_a_mask_of_one_row_for_all_queries_makes_nothing_causal():
     report = multihead.check(CausalBesidePadding)
     assert report.causes == ["causal_without_effect"], str(report)
-    for kind in (CausalByItsMask, CausalItselfBesidePadding):
-        report = multihead.check(kind)
-        assert report.judgement != "wrong", str(report)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        CausalByItsMask,
+        CausalItselfBesidePadding,
+        CausalByItsCaller,
+        MaskedAttention,
+        CausalInferenceAttention,
+    ],
+)
+def test_a_mask_that_may_hide_later_keys_promises_nothing(kind):
+    report = multihead.check(kind)
+    assert report.judgement != "wrong", str(report)

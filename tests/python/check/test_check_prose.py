@@ -10,6 +10,7 @@ import multihead
 from multihead.check.subject import documented, signature
 
 PLAIN = [
+    ("mask: True for tokens that may influence others", "keep"),
     ("mask: True = blocked", "blocked"),
     ("mask: 0 = blocked", "keep"),
     ("mask where 1 means attend", "keep"),
@@ -53,6 +54,8 @@ NEGATED = [
     ("mask: 1 for tokens that are **not masked**, 0 for those **masked**", "keep"),
 ]
 SILENT = [
+    "mask: True for positions whose influence is set to zero",
+    "mask: 1 where the influence of a token is switched off",
     "a mask",
     "True = blocked",
     "The loss weight is 1 for masked tokens. Takes a mask",

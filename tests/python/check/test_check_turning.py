@@ -145,9 +145,24 @@ class RotaryByOneAngle(ByOneAngle):
         return rotated(x, -2, torch.full((x.shape[-2],), 2))
 
 
+class RotaryByOneStep(Block):
+    """One step of decoding: all that comes in stands at this place."""
+
+    def forward(self, x, step: int = 3):
+        self.place = step
+        return super().forward(x)
+
+    def turned(self, q, k):
+        return self.rotary(q), self.rotary(k)
+
+    def rotary(self, x):
+        return rotated(x, -2, torch.full((x.shape[-2],), self.place))
+
+
 def test_turns_alike_at_every_position_are_a_condition_and_by_heads_a_flaw():
     assert conditions(multihead.check(ByOneAngle)) == ["turned_alike", "layers_beside"]
     assert multihead.check(RotaryByOneAngle).cause == "turned_alike"
+    assert multihead.check(RotaryByOneStep).judgement == "right_if"
     assert multihead.check(ByHead).cause == "turned_alike"
     assert conditions(multihead.check(Unturned)) == ["layers_beside"]
 

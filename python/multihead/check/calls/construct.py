@@ -348,13 +348,13 @@ class Construction:
 
     def _is_left(self, parameter: inspect.Parameter, value: object) -> bool:
         """Whether an optional argument keeps its default, for lack of a value of its
-        type, or as it is 0, a length of nothing. Settings of a known class are read later,
-        if not by the constructor."""
+        type, or as no relative positions are counted. Settings of a known class are read
+        later, if not by the constructor."""
         name, wants_layer = parameter.name, "Module" in str(parameter.annotation)
         is_known = self.roles[name] == "config" and self._settings[name] is not None
         is_other = value is None or (wants_layer and isinstance(value, (int, float)))
         is_made = self.roles[name] in ("activation", "norm") and inspect.isclass(value)
-        is_other |= self.roles[name] == "max_length" and parameter.default == 0
+        is_other |= "relative" in words(name) and parameter.default == 0
         return is_other or (self.roles[name] in _LEFT and not is_known and not is_made)
 
     def _value(self, parameter, role: str | None, sizes: Sizes) -> object:

@@ -21,6 +21,7 @@ from ..capture import core
 from ..capture.places import place
 from ..capture.runner import Run, Runner
 from ..report import Finding
+from ..subject.signature import text_of_entry
 from ..subject.target import Subject, text_of_file
 from . import again
 from .layouts import written_batch_first
@@ -71,6 +72,13 @@ CAUSAL_IN_TRAINING = Finding(
     "Later keys are hidden in training, and seen in evaluation: what it has learned does "
     "not hold where it is used.",
     "Mask in both modes: only dropout depends on self.training.",
+)
+MODE_OVERWRITTEN = Finding(
+    "mode_overwritten",
+    "A call sets `self.training`, by default to True: in evaluation, each call that "
+    "leaves this out drops weights as in training.",
+    "Leave `self.training` to train() and eval(), and hand on the flag of the call: "
+    "F.dropout(x, p, training and self.training).",
 )
 _IN_TRAINING = re.compile(
     r"\bif\b[^\n]*\bself\.training\b|\bself\.training (?:and|else)\b"
@@ -149,7 +157,7 @@ MASK_BEHIND_WEIGHTS = Finding(
 _ACROSS_ITEMS = re.compile(
     r"(?:across|between|among|over) (?:all |the )*(?:items|samples|batch\w*|examples)|"
     r"batch_?former|inter[-_ ]?sample|contrastive|multi[-_ ]?view|\b(?:n|num)_views|"
-    r"track_running_stats=False",
+    r"track_running_stats=False|quanti[sz]|int8",  # by one scale for all of a tensor
     re.I,
 )
 # What is said of code whose weights compete for what is weighed, as slots and experts.
@@ -407,6 +415,25 @@ def sees_later_keys(runner: Runner, base: Run, first: bool = False) -> bool:
     axis = cases.query_axis(case)
     is_plain = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
     return is_plain and _follows(runner, case, axis % 3, first)
+
+
+def overwrites_mode(runner: Runner, base: Run) -> bool:
+    """Whether a call in evaluation that leaves out its flag sets `self.training` by it,
+    and so drops weights."""
+    flags = [
+        p for p in runner.call.parameters if runner.call.roles[p.name] == "training"
+    ]
+    text = text_of_entry(runner.subject)
+    if not any(
+        p.default is True and re.search(rf"self\.training\s*=\s*{p.name}\b", text)
+        for p in flags
+    ):
+        return False
+    case = replace(base.case, gradients=False, training=False, own_dropout=0.0)
+    first, other = (runner.run(case, seed=seed) for seed in (0, 1))
+    if first.refused or other.refused:
+        return False
+    return not torch.equal(first.out, other.out)
 
 
 def is_causal_in_training_alone(runner: Runner, base: Run) -> bool:

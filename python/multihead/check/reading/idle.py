@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 
+from torch import nn
+
 from ..capture import core
 from ..capture.core import Core
 from ..capture.runner import Run
@@ -102,15 +104,25 @@ def thrown_away(source: str) -> Finding | None:
     return FILL_THROWN_AWAY if filled else None
 
 
-def layer_thrown_away(source: str) -> Finding | None:
-    """The same of a projection: `self.dropout(self.proj(y))` as a statement."""
+def layer_thrown_away(source: str, module: object) -> Finding | None:
+    """The same of a projection of the module that nothing else calls:
+    `self.dropout(self.proj(y))` as a statement. Other methods may note what they get."""
     for call in _alone(source):
-        parts = [part for part in ast.walk(call) if isinstance(part, ast.Attribute)]
-        names = [p.attr for p in parts if ast.unparse(p.value) == "self"]
-        if ast.unparse(call.func.value) == "self" and any(map(_OUTPUT.search, names)):
+        names = list(_layers(call))
+        are_layers = all(isinstance(getattr(module, n, None), nn.Module) for n in names)
+        idle = [n for n in names if _OUTPUT.search(n) and source.count(f".{n}(") == 1]
+        if are_layers and idle:
             said = LAYER_THROWN_AWAY.sentence.format(ast.unparse(call))
             return replace(LAYER_THROWN_AWAY, sentence=said)
     return None
+
+
+def _layers(call: ast.expr) -> Iterator[str]:
+    """What is called in a nest of calls, `self.dropout(self.proj(y))`, from outside."""
+    while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+        is_own = ast.unparse(call.func.value) == "self"
+        yield call.func.attr if is_own else ""
+        call = call.args[0] if call.args else call.func.value
 
 
 def _alone(source: str) -> Iterator[ast.Call]:

@@ -45,6 +45,7 @@ _BOTH_WAYS = re.compile(
 # As Gemma's and others' do on purpose: v = self.v_norm(v).
 # Tokens behind padding on the left: mask.long().cumsum(-1) - 1.
 _COUNTS_SHOWN = r"\b{0}\b[\w.()]*\.cumsum\(|cumsum\(\s*{0}\b"
+_QUANTISES = re.compile(r"quanti[sz]|\bint8\b|fake_quant", re.I)
 _NORMS_VALUES = re.compile(r"\bv(alues?)?\s*=\s*(self\.)?\w*norm\w*\(\s*v", re.I)
 # Attention of features of queries and keys, which has no softmax on purpose: Performer
 # (Choromanski et al., 2021), linear transformers (Katharopoulos et al., 2020).
@@ -135,6 +136,9 @@ def of_verdict(reading: Reading) -> list[Finding]:
     }:
         if _SCALED_BEFORE.search(subject.source):
             return [_BEFORE_PROJECTION]
+    exchanged = "batch_and_sequence_exchanged" in reading.faults
+    if exchanged and flaws.works_across_items(subject):
+        return [guessing.of_another_kind("weights of the items of a batch, as it says")]
     is_ignored = reading.faults == ["mask_ignored"]
     said = _outside(reading) or (reading.mask_doubt if is_ignored else None)
     return [said] if said else []
@@ -152,7 +156,8 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
     if way.later_tokens_seen:
         return [flaws.LATER_TOKENS_SEEN]
     text = text_of_entry(way.runner.subject)
-    if not reading.faults and (thrown := idle.layer_thrown_away(text)):
+    made, _ = way.runner.target_of(way.base.case, may_hang=True)
+    if not reading.faults and (thrown := idle.layer_thrown_away(text, made)):
         return [thrown]
     if not reading.faults and flaws.is_causal_in_training_alone(way.runner, way.base):
         return [flaws.CAUSAL_IN_TRAINING]
@@ -184,6 +189,9 @@ def _against_its_text(reading: Reading) -> Finding | None:
     call, built = reading.way.call, reading.way.runner.construction
     counts_on = any(map(call.takes, _OF_POSITIONS)) or bool(call.guessed)
     counts_on |= built is not None and built.is_unturned
+    counts_on |= any(
+        type(p.default) is int or p.annotation is int for p in call.parameters
+    )
     counts_on |= _LEARNS_ANGLES.search(subject.source) is not None
     remarks = {one["name"] for one in reading.verdict.get("remarks", ())}
     of_positions = says_rotary(subject) or "rotary_by_head" in remarks
@@ -249,14 +257,16 @@ def _outside(reading: Reading) -> Finding | None:
     mask = mask or re.escape(reading.way.call.parameter("mask") or "")
     if mask and re.search(_COUNTS_SHOWN.format(mask), subject.source):
         return guessing.of_another_kind("positions that are counted along its mask")
+    if _QUANTISES.search(subject.source):
+        return guessing.of_another_kind("numbers that are quantised")
     if _NORMS_VALUES.search(subject.source):
         return guessing.of_another_kind("values that pass a norm")
     return (
         idle.thrown_away(subject.source)
         or _weighed_astray(reading)
         or _cancelled(reading)
-        or _mixed(reading)
         or guessing.outside(seen, way.base.case, name, _doc(owner))
+        or _mixed(reading)
         or (turning.MISAPPLIED if way.turning is turning.MISAPPLIED else None)
         or reads.astray(way.runner, way.base, reading.kept)
     )

@@ -75,10 +75,18 @@ _EXCHANGED = re.compile(
 )
 
 
+_EXCHANGED_BACK = re.compile(
+    r"^\s*return [^\n]*\.(?:transpose\((?:1, ?2|-1, ?-2|-2, ?-1)\)|permute\(0, ?2, ?1\)|mT)$",
+    re.M,
+)
+
+
 def _exchanges_axes(subject: Subject) -> bool:
-    """Whether the last two axes of what comes in are exchanged, as it came."""
-    found = _EXCHANGED.search(text_of_entry(subject))
-    return bool(found) and found[1] in inspect.signature(subject.entry).parameters
+    """Whether the last two axes of what comes in are exchanged, as it came, and those
+    of what comes out."""
+    text = text_of_entry(subject)
+    found = _EXCHANGED.search(text) if _EXCHANGED_BACK.search(text) else None
+    return found is not None and found[1] in inspect.signature(subject.entry).parameters
 
 
 # What einops cuts first, 'b (w1 p1) (w2 p2) c -> ...', and names of features in it.

@@ -85,8 +85,8 @@ class Way:
             found.append(_UNTURNED)
         found += registered.of_weights(self.runner, self.base)
         found += self.of_one_head
-        if wiring.overwrites_mode(self.call, text_of_entry(self.runner.subject)):
-            found.append(wiring.MODE_OVERWRITTEN)
+        if flaws.overwrites_mode(self.runner, self.base):
+            found.append(flaws.MODE_OVERWRITTEN)
         if flaws.has_heads_alike(self.base):
             found.append(flaws.HEADS_ALIKE)
         if flaws.weighs_one(self.runner, self.base):

@@ -6,7 +6,6 @@ A layer of a decoder (Vaswani et al., 2017, section 3.2.3) has one attention of 
 sequence and one in which that sequence asks and the context is read.
 """
 
-import re
 from inspect import Parameter
 
 import torch
@@ -54,13 +53,6 @@ MASK_OF_ANOTHER = Finding(
     "Give each attention the mask of the keys that it reads: the target's to "
     "self-attention, the source's to that of the context.",
 )
-MODE_OVERWRITTEN = Finding(
-    "mode_overwritten",
-    "A call sets `self.training`, by default to True: in evaluation, each call that "
-    "leaves this out drops weights as in training.",
-    "Leave `self.training` to train() and eval(), and hand on the flag of the call: "
-    "F.dropout(x, p, training and self.training).",
-)
 FLAWS = {CONTEXT_UNREAD, CONTEXT_HALF_READ, CONTEXT_ASKS}
 FLAWS |= {MASKS_EXCHANGED, MASK_OF_ANOTHER}
 _SEQUENCES = {"query", "key", "value", "x", "context"}
@@ -96,16 +88,6 @@ def are_beside(found: list[list[Core]]) -> bool:
     return reads_its_own(first) and any(
         one[0].depth == first[0].depth and one[0].sources[0] == first[0].sources[0]
         for one in across
-    )
-
-
-def overwrites_mode(call: Call, source: str) -> bool:
-    """Whether a call that leaves its flag out puts the module back into training."""
-    flags = [p for p in call.parameters if call.roles[p.name] == "training"]
-    return any(
-        flag.default is True
-        and re.search(rf"self\.training\s*=\s*{flag.name}\b", source)
-        for flag in flags
     )
 
 

@@ -74,7 +74,7 @@ _BLOCKS = (
 _TOKENS = r"(?:(?<=for )|(?<=is )|(?<== )|(?<=: ))(?:tokens?|words?)\b(?! (?:to|that|which)\b)"
 _SEES = (
     r"allow\w* to (?:be )?\w+|attend|keep|kept|visible|allow|seen?\b|sees\b|look|valid|"
-    rf"real\b|participat|take part|includ|influenc|{_TOKENS}"
+    rf"real\b|participat|take part|includ|(?:may|can) influence\b|influenced|{_TOKENS}"
 )
 _MEANING = re.compile(
     r"(?<!\w)(?P<turned>un|non[- ]?|in|dis)?"

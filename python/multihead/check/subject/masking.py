@@ -391,13 +391,31 @@ def says_causal(call: "Call", subject: Subject) -> bool:
     key, and no mask that it is given may see to that."""
     owner = subject.target if subject.kind == "function" else subject.type
     name = getattr(owner, "__name__", "")
-    by_mask = call.takes("mask") and not _is_of_keys(call, subject.source)
-    if by_mask or not _CAUSAL.search(name.lower()):
+    if not _CAUSAL.search(name.lower()):
         return False
+    if call.takes("mask"):
+        return _hides_keys_alone(call, name, subject.source)
     if "masked" not in name.lower() or "causal" in name.lower():
         return True
     of_padding = call.takes("lengths") or call.takes("padding")
     return not of_padding and not _OF_PADDING.search(f"{name} {owner.__doc__ or ''}")
+
+
+# What may be joined with a mask before it is given.
+_OF_LATER = re.compile(
+    r"causal|look[-_ ]?ahead|subsequent|future|autoregress|tri[lu]", re.I
+)
+_CLASS = re.compile(r"^[ \t]*class \w+[^\n]*|super\([^)]*\)", re.M)
+_OF_EFFECTS = re.compile(r"cross|inference|effect|treatment", re.I)
+
+
+def _hides_keys_alone(call: "Call", name: str, text: str) -> bool:
+    """Whether code of one sequence that is called causal speaks of its mask as one of
+    padding, with a row for all queries, and nowhere of later keys."""
+    is_causal = "causal" in name.lower() and not _OF_EFFECTS.search(name)
+    of_one = not (call.takes("key") or call.takes("context"))
+    speaks = _OF_LATER.search(_CLASS.sub("", text)) is not None
+    return is_causal and of_one and not speaks and _is_of_keys(call, text)
 
 
 _AXES = r"\b{}(?:\.shape|\.size\(\))?[^\n\w]*(?:(?:of )?shape\W*)?[\[(]([^\])\n]*)[\])]"
