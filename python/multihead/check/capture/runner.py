@@ -251,13 +251,7 @@ class Runner:
 
     def _execute(self, target: object, run: Run, may_hang: bool) -> None:
         case, made = run.case, run.arguments
-        recorder = Recorder({**made.tensors, **made.masks}, _kept(target))
-        wide = case.dtype is torch.float64
-        adds = case.style.numpy and adds_a_little(self.subject)
-        recorder.rounds = wide and (adds or self._key(case) in self._rounding)
-        recorder.fills_constants = self.subject.kind == "function"
-        recorder.is_stepwise = is_stepwise(self.subject)
-        frames = Frames()
+        recorder, frames = self._recorder(case, made, target), Frames()
         called, old = self.callable_of(target), weights.arrays_of(target)
 
         def watched():
@@ -310,6 +304,15 @@ class Runner:
         )
         if case.gradients and not case.style.numpy and run.asks is None:
             self._differentiate(run, weights.named(target, recorder))
+
+    def _recorder(self, case: Case, made: Arguments, target: object) -> Recorder:
+        recorder = Recorder({**made.tensors, **made.masks}, _kept(target))
+        wide = case.dtype is torch.float64
+        adds = case.style.numpy and adds_a_little(self.subject)
+        recorder.rounds = wide and (adds or self._key(case) in self._rounding)
+        recorder.fills_constants = self.subject.kind == "function"
+        recorder.is_stepwise = is_stepwise(self.subject)
+        return recorder
 
     def _of_one_position(
         self, returned: object, case: Case, query: Tensor, recorder: Recorder

@@ -77,36 +77,8 @@ _BEHIND_CONTEXT = Finding(
 def of_verdict(reading: Reading) -> list[Finding]:
     """None where the verdict stands."""
     made_up, subject = reading.way.made_up, reading.way.runner.subject
-    is_open = not reading.is_right and reading.way.pools is not None
-    if is_open and (not reading.faults or core.pools_by_a_query(reading.way.base)):
-        # Whether a query of its own should be scaled, say, is up to the code.
-        return [reading.way.pools]
-    if not reading.is_right and _BOTH_WAYS.search(f"{subject.name} {subject.source}"):
-        return [
-            guessing.of_another_kind("co-attention, weights of either with the other")
-        ]
-    if _WITHOUT_SOFTMAX & set(reading.faults) and _OF_FEATURES.search(subject.name):
-        return [guessing.of_another_kind("no softmax, as its name says")]
-    if not reading.is_right and not reading.faults and reading.way.call.left_none:
-        left = dict.fromkeys(reading.way.call.left_none, "nothing")
-        return [guessing.doubt(left, [])]
-    of_queries = "softmax_over_queries" in reading.faults
-    if of_queries and flaws.competes(subject):
-        return [guessing.of_another_kind("weights for which queries compete")]
-    of_one = flaws.SOFTMAX_OF_ONE in reading.way.findings
-    if of_one and set(reading.faults) == {"softmax_over_queries"}:
-        return [flaws.SOFTMAX_OF_ONE]  # of one query, which it may also run over
-    if made_up and wiring.CONTEXT_UNREAD in reading.way.findings:
-        return [wiring.CONTEXT_UNREAD]  # whatever asks it
-    if not reading.is_right and (gate := _gate(reading)):
-        return [guessing.doubt({gate: ""}, reading.faults)]
-    seen = reading.way.base.recorder
-    if not reading.is_right and seen is not None and seen.chooses:
-        return [guessing.of_another_kind(guessing.OF_LARGEST)]
-    is_unknown = (reading.verdict or {}).get("verdict") == "unknown"
-    if is_unknown and has_head_behind(subject):
-        # What a head makes of it, as a mean, nothing here explains.
-        return [_outside(reading) or guessing.other_layers([])]
+    if (said := _of_another_kind(reading)) is not None:
+        return said
     doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
     if flaw := _whatever_else(reading, bool(doubtful)):
         return flaw
@@ -142,6 +114,42 @@ def of_verdict(reading: Reading) -> list[Finding]:
     is_ignored = reading.faults == ["mask_ignored"]
     said = _outside(reading) or (reading.mask_doubt if is_ignored else None)
     return [said] if said else []
+
+
+def _of_another_kind(reading: Reading) -> list[Finding] | None:
+    """What is said before any verdict, of attention that is not meant to be PyTorch's."""
+    made_up, subject = reading.way.made_up, reading.way.runner.subject
+    is_open = not reading.is_right and reading.way.pools is not None
+    if is_open and (not reading.faults or core.pools_by_a_query(reading.way.base)):
+        # Whether a query of its own should be scaled, say, is up to the code.
+        return [reading.way.pools]
+    if not reading.is_right and _BOTH_WAYS.search(f"{subject.name} {subject.source}"):
+        return [
+            guessing.of_another_kind("co-attention, weights of either with the other")
+        ]
+    if _WITHOUT_SOFTMAX & set(reading.faults) and _OF_FEATURES.search(subject.name):
+        return [guessing.of_another_kind("no softmax, as its name says")]
+    if not reading.is_right and not reading.faults and reading.way.call.left_none:
+        left = dict.fromkeys(reading.way.call.left_none, "nothing")
+        return [guessing.doubt(left, [])]
+    of_queries = "softmax_over_queries" in reading.faults
+    if of_queries and flaws.competes(subject):
+        return [guessing.of_another_kind("weights for which queries compete")]
+    of_one = flaws.SOFTMAX_OF_ONE in reading.way.findings
+    if of_one and set(reading.faults) == {"softmax_over_queries"}:
+        return [flaws.SOFTMAX_OF_ONE]  # of one query, which it may also run over
+    if made_up and wiring.CONTEXT_UNREAD in reading.way.findings:
+        return [wiring.CONTEXT_UNREAD]  # whatever asks it
+    if not reading.is_right and (gate := _gate(reading)):
+        return [guessing.doubt({gate: ""}, reading.faults)]
+    seen = reading.way.base.recorder
+    if not reading.is_right and seen is not None and seen.chooses:
+        return [guessing.of_another_kind(guessing.OF_LARGEST)]
+    is_unknown = (reading.verdict or {}).get("verdict") == "unknown"
+    if is_unknown and has_head_behind(subject):
+        # What a head makes of it, as a mean, nothing here explains.
+        return [_outside(reading) or guessing.other_layers([])]
+    return None
 
 
 def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
