@@ -355,8 +355,37 @@ def test_sizes_that_the_constructor_itself_explains(target):
     assert report.judgement == "right", str(report)
 
 
-def test_the_width_of_one_head_is_not_the_models():
-    assert multihead.check(OneHeadByTheModel).causes == ["scale_by_embed_dim"]
+class ShortNames(nn.Module):
+    """One head, as wide as a name says that says nothing."""
+
+    def __init__(self, n_embd, hs, ctx):
+        super().__init__()
+        self.key = nn.Linear(n_embd, hs, bias=False)
+        self.query = nn.Linear(n_embd, hs, bias=False)
+        self.value = nn.Linear(n_embd, hs, bias=False)
+        self.register_buffer("tril", torch.tril(torch.ones(ctx, ctx)))
+
+    def scale(self, k, x):
+        return k.shape[-1] ** -0.5
+
+    def forward(self, x):
+        length = x.shape[1]
+        k, q = self.key(x), self.query(x)
+        scores = q @ k.transpose(-2, -1) * self.scale(k, x)
+        scores = scores.masked_fill(self.tril[:length, :length] == 0, float("-inf"))
+        return scores.softmax(-1) @ self.value(x)
+
+
+class ShortNamesByTheModel(ShortNames):
+    def scale(self, k, x):
+        return x.shape[-1] ** -0.5
+
+
+@pytest.mark.parametrize("target", [OneHeadByTheModel, ShortNamesByTheModel])
+def test_the_width_of_one_head_is_not_the_models(target):
+    assert multihead.check(target).causes == ["scale_by_embed_dim"]
+    other = OneHead if target is OneHeadByTheModel else ShortNames
+    assert multihead.check(other).judgement != "wrong"
 
 
 class ByItsOwnMatrices(nn.Module):

@@ -82,6 +82,8 @@ def is_grounded(built: "Construction", name: str) -> bool:
         made = r"(?:Linear|Conv[12]d|empty|randn?|zeros|Tensor)"
         reads = rf"\b{made}\(\s*(?:self\.)?{re.escape(name)}\s*,"
         return re.search(reads, text) is not None
+    if role == "head_dim" and _ends(built, name):
+        return True
     wide = [n for n, r in built.roles.items() if r in ("embed_dim", "head_dim")]
     divides = rf"\b(?:{'|'.join(map(re.escape, wide))})\s*(?://?|%)\s*(?:self\.)?"
     return bool(wide) and re.search(rf"{divides}{re.escape(name)}\b", text) is not None
@@ -128,7 +130,7 @@ def _heads(built: "Construction") -> None:
     width of one."""
     for name in built.by_place:
         counts = size_of(_quotient(built, name)) == "num_heads"
-        if counts and built.roles[name] == "num_heads":
+        if (counts or _ends(built, name)) and built.roles[name] == "num_heads":
             built.roles[name] = "head_dim"
     narrow = [n for n, role in built.roles.items() if role == "head_dim"]
     letters = [n for n in narrow if len(n) == 1]
