@@ -7,6 +7,8 @@
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
+#include <optional>
+#include <vector>
 
 #include "diagnosis/search/cuts.h"
 #include "diagnosis/search/search.h"
@@ -35,16 +37,46 @@ bool excludes(const Convention& a, const Convention& b) {
          (a.name.starts_with("fused_") && b.name.starts_with("fused_"));
 }
 
-// The same done to heads that are cut otherwise.
-bool shows_of_other_heads(const ObservedCall& call, const Recipe& without,
-                          const Recipe& with) {
-  return shows_exchanged(call, without, with) ||
-         std::ranges::any_of(other_cuts(call), [&](Cut cut) {
-           Recipe before = without, after = with;
-           cut(before), cut(after);
-           return shows_convention(call, Sign::kHeads, before, after);
-         });
-}
+// Other cuts of which the trace shows heads, or heads of exchanged items. Of
+// the many that there are, it shows hardly any; what is done to the heads of
+// others, it cannot show.
+class OtherCuts {
+ public:
+  explicit OtherCuts(const ObservedCall& call) : call_(call) {}
+
+  // Whether what leads from one to the other is done to heads of another cut.
+  bool show(const Recipe& without, const Recipe& with) {
+    look_for(without);
+    return (exchanged_ && shows_exchanged(call_, without, with)) ||
+           std::ranges::any_of(cuts_, [&](Cut cut) {
+             return shows_convention(call_, Sign::kHeads, changed(without, cut),
+                                     changed(with, cut));
+           });
+  }
+
+ private:
+  static Recipe changed(Recipe recipe, Cut cut) {
+    cut(recipe);
+    return recipe;
+  }
+
+  void look_for(const Recipe& recipe) {
+    if (recipe_ == recipe) return;
+    recipe_ = recipe;
+    cuts_ = other_cuts(call_);
+    std::erase_if(cuts_, [&](Cut cut) {
+      return !shows_cut(call_, recipe, changed(recipe, cut));
+    });
+    exchanged_ =
+        shows_cut(call_, recipe,
+                  changed(recipe, [](Recipe& r) { r.batch_exchanged = true; }));
+  }
+
+  const ObservedCall& call_;
+  std::optional<Recipe> recipe_;  // of which the following is known
+  std::vector<Cut> cuts_;
+  bool exchanged_ = false;
+};
 
 // A norm with gains of its own is another one before heads are turned.
 void look_for_norm_after_turn(const ObservedCall& call, Conventions& found) {
@@ -124,6 +156,8 @@ Conventions evident(std::span<const ObservedCall> calls) {
   Conventions found = certain(calls);
   const auto shown = std::ranges::find_if(
       calls, [](const auto& call) { return !call.trace.empty(); });
+  std::optional<OtherCuts> others;
+  if (shown != calls.end()) others.emplace(*shown);
   const auto look_for = [&](const Convention& convention) {
     if (convention.sign == Sign::kNone || shown == calls.end() ||
         !convention.concerns(*shown)) {
@@ -137,8 +171,7 @@ Conventions evident(std::span<const ObservedCall> calls) {
     });
     if (taken) return;
     if (shows_convention(*shown, convention.sign, without, recipe) ||
-        (is_done_to_heads(without, recipe) &&
-         shows_of_other_heads(*shown, without, recipe))) {
+        (is_done_to_heads(without, recipe) && others->show(without, recipe))) {
       found.push_back(&convention);
     }
   };

@@ -97,6 +97,19 @@ class Signs {
     return stages && is_shown(stages->projected[1]);
   }
 
+  // Of queries and keys all that are others than before, and some are.
+  bool show_cut(const Recipe& without, const Recipe& with) const {
+    const auto before = simulate_scores(call_, without);
+    const auto after = simulate(call_, with);
+    bool any = false;
+    for (int role = 0; after && role < 2; ++role) {
+      if (before && is_same(before->heads[role], after->heads[role])) continue;
+      if (!shows_heads(call_, *after, role, precision_)) return false;
+      any = true;
+    }
+    return any;
+  }
+
   // Along which axis positions lie is not told by what is done to heads: by
   // scores of the batch's items it is.
   bool show_exchanged(Recipe without, Recipe with) const {
@@ -522,6 +535,11 @@ bool shows_convention(const ObservedCall& call, Sign sign,
 
 bool shows_keys(const ObservedCall& call, const Recipe& recipe) {
   return Signs(call).show_keys(recipe);
+}
+
+bool shows_cut(const ObservedCall& call, const Recipe& without,
+               const Recipe& with) {
+  return Signs(call).show_cut(without, with);
 }
 
 bool shows_exchanged(const ObservedCall& call, const Recipe& without,

@@ -17,6 +17,11 @@ bool shows_convention(const ObservedCall& call, Sign sign,
 /// Whether it shows the projected keys of a recipe.
 bool shows_keys(const ObservedCall& call, const Recipe& recipe);
 
+/// Whether it shows the queries and keys that the other recipe makes, and some
+/// are others.
+bool shows_cut(const ObservedCall& call, const Recipe& without,
+               const Recipe& with);
+
 /// The same of what is done to heads, of items and positions exchanged. Along
 /// which axis positions lie is not told by what is done to heads: by scores of
 /// the batch's items it is.

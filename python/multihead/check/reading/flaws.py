@@ -369,6 +369,11 @@ def works_across_items(subject: Subject) -> bool:
     return _ACROSS_ITEMS.search(text_of_file(subject)) is not None
 
 
+def says_it_works_across_items(subject: Subject) -> bool:
+    """Whether its own text says so, not only its file."""
+    return _ACROSS_ITEMS.search(subject.source) is not None
+
+
 def pools_mix_items(runner: Runner, run: Run) -> bool:
     """The same of code that returns a vector for each item, the first axis of what it
     is given."""

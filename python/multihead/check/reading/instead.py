@@ -109,7 +109,7 @@ def of_verdict(reading: Reading) -> list[Finding]:
         if _SCALED_BEFORE.search(subject.source):
             return [_BEFORE_PROJECTION]
     exchanged = "batch_and_sequence_exchanged" in reading.faults
-    if exchanged and flaws.works_across_items(subject):
+    if exchanged and flaws.says_it_works_across_items(subject):
         return [guessing.of_another_kind("weights of the items of a batch, as it says")]
     is_ignored = reading.faults == ["mask_ignored"]
     said = _outside(reading) or (reading.mask_doubt if is_ignored else None)
