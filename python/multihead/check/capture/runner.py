@@ -113,9 +113,7 @@ class Runner:
         self._modes: dict[tuple, Modes] = {}
         self._rounding: set[tuple] = set()  # instances with numbers of float32
         self._constructed: dict[tuple, str] = {}
-        self.takes_pools = (
-            False  # a vector for each item, which a query of its own gets
-        )
+        self.takes_pools = False  # one vector for each item
         self._asks_for_gpu = devices.asks_for_gpu(subject)
         self.switched: dict[str, object] = {}  # attributes of instances, set otherwise
 

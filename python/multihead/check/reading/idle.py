@@ -104,10 +104,11 @@ def thrown_away(source: str) -> Finding | None:
     return FILL_THROWN_AWAY if filled else None
 
 
-def layer_thrown_away(source: str, module: object) -> Finding | None:
+def layer_thrown_away(entry: str, source: str, module: object) -> Finding | None:
     """The same of a projection of the module that nothing else calls:
-    `self.dropout(self.proj(y))` as a statement. Other methods may note what they get."""
-    for call in _alone(source):
+    `self.dropout(self.proj(y))` as a statement. Other methods may note what they get.
+    entry: the text of what is called, in `source`."""
+    for call in _alone(entry):
         names = list(_layers(call))
         are_layers = all(isinstance(getattr(module, n, None), nn.Module) for n in names)
         idle = [n for n in names if _OUTPUT.search(n) and source.count(f".{n}(") == 1]

@@ -163,9 +163,10 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
         return replaced or [twice or scrambled.SCRAMBLED]
     if way.later_tokens_seen:
         return [flaws.LATER_TOKENS_SEEN]
-    text = text_of_entry(way.runner.subject)
+    subject = way.runner.subject
     made, _ = way.runner.target_of(way.base.case, may_hang=True)
-    if not reading.faults and (thrown := idle.layer_thrown_away(text, made)):
+    thrown = idle.layer_thrown_away(text_of_entry(subject), subject.source, made)
+    if not reading.faults and thrown:
         return [thrown]
     if not reading.faults and flaws.is_causal_in_training_alone(way.runner, way.base):
         return [flaws.CAUSAL_IN_TRAINING]
