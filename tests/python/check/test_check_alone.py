@@ -185,6 +185,34 @@ def test_a_matrix_that_is_left_out_is_named_beside_another_fault():
     assert "scale_of_another_number" in report.causes, str(report)
 
 
+class AllByKeys(Heads):
+    """One matrix for all: that of values is left out, and so is that of queries."""
+
+    def forward(self, x):
+        q = k = v = self.cut(self.k(x))
+        return self.merged((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v)
+
+
+class ForgetsToProject(Heads):
+    """Keys and values are the same numbers, which no matrix made."""
+
+    def forward(self, x, context):
+        q, k = self.cut(self.q(x)), self.cut(context)
+        return self.merged((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ k)
+
+
+@pytest.mark.parametrize(
+    "kind, cause",
+    [
+        (AllByKeys, "one_projection_for_all"),
+        (ForgetsToProject, "input_projection_forgotten"),
+    ],
+)
+def test_matrices_that_are_left_out_by_one_fault_are_named_once(kind, cause):
+    report = multihead.check(kind)
+    assert set(report.causes) == {cause}, str(report)
+
+
 class InFrames(nn.Module):
     """Each place in time, (B, T, N, D), with dropout of weights."""
 

@@ -31,6 +31,7 @@ _MASKS_LEFT = Finding(
     "Check the part that is attention by itself.",
     kind="limit",
 )
+_OF_ALL = "one_projection_for_all"  # says of each matrix that it is left out
 _OF_SCORES = ("no product of queries and keys",)
 
 
@@ -42,7 +43,7 @@ def settle(
     else."""
     said, before = instead.of_verdict(reading), reading.verdict
     if not _is_open(reading, said):
-        if reading.faults and not said:
+        if reading.faults and not said and _OF_ALL not in reading.faults:
             # A matrix that is left out for another, which alone would be shared.
             text = reading.way.runner.subject.source
             left = idle.replaced(reading.way.base, text)

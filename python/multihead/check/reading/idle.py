@@ -77,6 +77,8 @@ def replaced(run: Run, text: str) -> list[Finding]:
         ("key", "query"),
         ("value", "query"),
     ):
+        if any(map(_OF[used].search, names)):
+            continue  # neither is projected
         idle = [f"`{n}`" for n in names if _OF[left].search(n)]
         if idle and any(_are_equal(each, used, left) for each in found):
             return [_of_another(used, left, idle)]
