@@ -97,7 +97,8 @@ class Signs {
     return stages && is_shown(stages->projected[1]);
   }
 
-  // Of queries and keys all that are others than before, and some are.
+  // Whether the cut that leads from one to the other changes queries or keys,
+  // and the trace has what it makes of them.
   bool show_cut(const Recipe& without, const Recipe& with) const {
     const auto before = simulate_scores(call_, without);
     const auto after = simulate(call_, with);

@@ -17,8 +17,8 @@ bool shows_convention(const ObservedCall& call, Sign sign,
 /// Whether it shows the projected keys of a recipe.
 bool shows_keys(const ObservedCall& call, const Recipe& recipe);
 
-/// Whether it shows the queries and keys that the other recipe makes, and some
-/// are others.
+/// Whether the second recipe makes other queries or keys than the first, and it
+/// shows them.
 bool shows_cut(const ObservedCall& call, const Recipe& without,
                const Recipe& with);
 

@@ -382,10 +382,9 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
   return stages;
 }
 
-std::optional<Stages> follow_if_possible(const ObservedCall& call,
-                                         const Recipe& recipe) try {
-  return recipe.batch_exchanged ? follow_exchanged(call, recipe)
-                                : follow(call, recipe);
+template <typename Follow>
+std::optional<Stages> if_possible(Follow follow) try {
+  return follow();
 } catch (const Impossible&) {
   return std::nullopt;
 } catch (const c10::Error&) {
@@ -396,12 +395,9 @@ std::optional<Stages> follow_if_possible(const ObservedCall& call,
 }  // namespace
 
 std::optional<Stages> simulate_scores(const ObservedCall& call,
-                                      const Recipe& recipe) try {
-  return recipe.batch_exchanged ? simulate(call, recipe) : scored(call, recipe);
-} catch (const Impossible&) {
-  return std::nullopt;
-} catch (const c10::Error&) {
-  return std::nullopt;  // shapes that nothing above foresees
+                                      const Recipe& recipe) {
+  if (recipe.batch_exchanged) return simulate(call, recipe);
+  return if_possible([&] { return scored(call, recipe); });
 }
 
 std::optional<Stages> simulate(const ObservedCall& call, const Recipe& recipe) {
@@ -409,7 +405,10 @@ std::optional<Stages> simulate(const ObservedCall& call, const Recipe& recipe) {
   for (const auto& known : followed.last) {
     if (known && known->recipe == recipe) return known->stages;
   }
-  std::optional<Stages> stages = follow_if_possible(call, recipe);
+  std::optional<Stages> stages = if_possible([&] {
+    return recipe.batch_exchanged ? follow_exchanged(call, recipe)
+                                  : follow(call, recipe);
+  });
   followed.last[followed.oldest] = {recipe, stages};
   followed.oldest = 1 - followed.oldest;
   return stages;

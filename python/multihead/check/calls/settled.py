@@ -79,9 +79,8 @@ def is_grounded(built: "Construction", name: str) -> bool:
     if name not in built.by_place:
         return False
     if role == "embed_dim":
-        made = r"(?:Linear|Conv[12]d|empty|randn?|zeros|Tensor)"
-        reads = rf"\b{made}\(\s*(?:self\.)?{re.escape(name)}\s*,"
-        return re.search(reads, text) is not None
+        made = "Linear|Conv[12]d|empty|randn?|zeros|Tensor"
+        return _is_of_inputs(built, name, made)
     if role == "head_dim" and _ends(built, name):
         return True
     wide = [n for n, r in built.roles.items() if r in ("embed_dim", "head_dim")]
@@ -89,9 +88,11 @@ def is_grounded(built: "Construction", name: str) -> bool:
     return bool(wide) and re.search(rf"{divides}{re.escape(name)}\b", text) is not None
 
 
-def _is_of_inputs(built: "Construction", name: str) -> bool:
-    """Whether a matrix reads that many features: `nn.Linear(key_dim, units)`."""
-    reads = rf"Linear\(\s*(?:in_features\s*=\s*)?(?:self\.)?{re.escape(name)}\s*,"
+def _is_of_inputs(built: "Construction", name: str, made: str = "Linear") -> bool:
+    """Whether a matrix reads that many features: `nn.Linear(key_dim, units)`. made: what
+    makes one."""
+    own = rf"(?:in_\w+\s*=\s*)?(?:self\.)?{re.escape(name)}\s*,"
+    reads = rf"(?:{made})\(\s*{own}"
     return re.search(reads, source_of(built.subject.target.__init__)) is not None
 
 

@@ -164,10 +164,11 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
     if way.later_tokens_seen:
         return [flaws.LATER_TOKENS_SEEN]
     subject = way.runner.subject
-    made, _ = way.runner.target_of(way.base.case, may_hang=True)
-    thrown = idle.layer_thrown_away(text_of_entry(subject), subject.source, made)
-    if not reading.faults and thrown:
-        return [thrown]
+    if not reading.faults:
+        made, _ = way.runner.target_of(way.base.case, may_hang=True)
+        entry = text_of_entry(subject)
+        if thrown := idle.layer_thrown_away(entry, subject.source, made):
+            return [thrown]
     if not reading.faults and flaws.is_causal_in_training_alone(way.runner, way.base):
         return [flaws.CAUSAL_IN_TRAINING]
     if not reading.faults and flaws.normalises_over_heads(way.base):

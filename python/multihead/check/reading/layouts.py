@@ -68,17 +68,10 @@ def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, 
     return (*others, *layouts)
 
 
-# x = x.transpose(1, 2)
-_EXCHANGED = re.compile(
-    r"^\s*(\w+)\s*=\s*\1\.(?:transpose\((?:1, ?2|-1, ?-2|-2, ?-1)\)|permute\(0, ?2, ?1\)|mT\b)",
-    re.M,
-)
-
-
-_EXCHANGED_BACK = re.compile(
-    r"^\s*return [^\n]*\.(?:transpose\((?:1, ?2|-1, ?-2|-2, ?-1)\)|permute\(0, ?2, ?1\)|mT)$",
-    re.M,
-)
+# The last two axes of three.
+_LAST_TWO = r"(?:transpose\((?:1, ?2|2, ?1|-1, ?-2|-2, ?-1)\)|permute\(0, ?2, ?1\))"
+_EXCHANGED = re.compile(rf"^\s*(\w+)\s*=\s*\1\.(?:{_LAST_TWO}|mT\b)", re.M)
+_EXCHANGED_BACK = re.compile(rf"^\s*return [^\n]*\.(?:{_LAST_TWO}|mT)$", re.M)
 
 
 def _exchanges_axes(subject: Subject) -> bool:
@@ -133,9 +126,7 @@ def _of_others(subject: Subject) -> bool | None:
 
 def _turns_for_conv1d(text: str) -> bool:
     """Whether the last two axes are exchanged for a convolution, which takes (B, E, L)."""
-    exchanged = re.search(
-        r"permute\(0, ?2, ?1\)|transpose\((1, ?2|2, ?1|-1, ?-2)\)", text
-    )
+    exchanged = re.search(_LAST_TWO, text)
     others = re.search(r"permute\(1, ?0|transpose\((0, ?1|1, ?0)\)", text)
     return "Conv1d(" in text and bool(exchanged) and not others
 
