@@ -484,7 +484,7 @@ Changes picks_for(std::span<const ObservedCall> calls) {
   Changes picks;
   const ObservedCall& call = calls.front();
   for (const Fault& fault : all_faults()) {
-    if (call.is_core() && !is_of_core(fault)) continue;
+    if (call.is_core() && !call.has_weights && !is_of_core(fault)) continue;
     if (call.has_given_scores() && *fault.stage <= Stage::kScores) continue;
     for (const Way& way : fault.ways) picks.push_back({&fault, &way});
   }

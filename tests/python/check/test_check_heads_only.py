@@ -57,6 +57,28 @@ def test_a_fault_beside_a_convolution_has_its_name():
     assert report.cause == "scale_by_embed_dim", str(report)
 
 
+class _NeverCut(_Convolved):
+    """One head of all features, though it was told how many to cut."""
+
+    divides_by = "head_width"
+
+    def forward(self, x):
+        y = self.conv(x.mT).mT
+        q, k, v = self.proj_q(y), self.proj_k(y), self.proj_v(y)
+        scale = self.scale if self.divides_by == "head_width" else x.shape[-1] ** -0.5
+        return self.proj((q @ k.mT * scale).softmax(-1) @ v)
+
+
+class _NeverCutByEmbedDim(_NeverCut):
+    divides_by = "embed_dim"
+
+
+@pytest.mark.parametrize("subject", [_NeverCut, _NeverCutByEmbedDim])
+def test_heads_that_are_never_cut_beside_a_convolution(subject):
+    report = multihead.check(subject)
+    assert report.cause == "heads_not_split", str(report)
+
+
 class _DropsBefore(_Convolved):
     """What is dropped on the way to the heads says nothing of their weights."""
 

@@ -359,6 +359,11 @@ def _explained(
         effort = LITTLE_EFFORT
     call, stated = way.call, reading.meaning.stated
     seen = [observation.observe_core(run, one, call, stated) for run, one in found]
+    if heads := _heads_to_be(reading, found):
+        seen = [
+            observation.observe_unsplit(run, one, count, call, stated)
+            for (run, one), count in zip(found, heads)
+        ]
     is_before = _stand_before(found)
     for one, (run, its_core) in zip(seen, found):
         _show_slots(one, run, _slots(run, its_core), shown, is_before)
@@ -396,6 +401,21 @@ def _explained(
         return None
     way.spent_on_heads += verdict["effort"]
     return verdict if verdict["verdict"] != "unknown" else None
+
+
+def _heads_to_be(reading: Reading, found: list[tuple[Run, Core]]) -> list[int]:
+    """How many heads each run should have had, where it was told several and attends
+    with one of all features; none otherwise."""
+    call, stated = reading.way.call, reading.meaning.stated
+    told = []
+    for run, one in found:
+        count = observation.known_heads(run, call, stated.num_heads)
+        width = run.case.sizes.embed
+        is_whole = all(t.shape[1::2] == (1, width) for t in (one.query, one.value))
+        if one.are_given or one.is_elsewhere or not is_whole or width % (count or width):
+            return []
+        told.append(count or 1)
+    return told if max(told) > 1 else []
 
 
 def _slots(run: Run, one: Core) -> int:

@@ -162,6 +162,20 @@ def observe_core(run: Run, core: Core, call: Call, stated: Stated) -> Observatio
     return seen
 
 
+def observe_unsplit(
+    run: Run, core: Core, heads: int, call: Call, stated: Stated
+) -> Observation:
+    """The same of one head that should have been cut into so many: of a layer whose
+    matrices change nothing, (B, L, E) in and out."""
+    seen = observe_core(run, core, call, stated)
+    tensors = {n: t for n, t in seen.tensors.items() if not n.startswith("trace.")}
+    for name in ("query", "key", "value", "out"):
+        tensors[name] = tensors[name].squeeze(1)
+    unit = torch.eye(core.query.shape[-1], dtype=core.query.dtype)
+    tensors |= {f"{name}_proj.weight": unit for name in "qkv"}
+    return Observation(tensors, seen.metadata | {"num_heads": str(heads)})
+
+
 def known_heads(run: Run, call: Call, stated: int | None) -> int | None:
     """The number of heads that is stated, given or counted by the code, if any."""
     if stated:

@@ -407,14 +407,16 @@ HEADS = [
         lambda p: setattr(p, "expand", "{x}[:, :1].expand(-1, " + p.head + ", -1, -1)"),
     ),
 ]
+# Beside norms that only its heads are judged behind, one of these is told by its layers.
+_TWICE = "layer_used_twice"
 PROJECTIONS = [
     Fault(("query_key_swapped",), separate, _matrices("k", "q", "v")),
     Fault(("key_value_swapped",), separate, _matrices("q", "v", "k")),
     Fault(("query_value_swapped",), separate, _matrices("v", "k", "q")),
-    Fault(("one_projection_for_all",), separate, _matrices("q", "q", "q")),
-    Fault(("key_weight_for_values",), separate, _matrices("q", "k", "k")),
-    Fault(("query_weight_for_keys",), separate, _matrices("q", "q", "v")),
-    Fault(("value_weight_for_keys",), separate, _matrices("q", "v", "v")),
+    Fault(("one_projection_for_all", _TWICE), separate, _matrices("q", "q", "q")),
+    Fault(("key_weight_for_values", _TWICE), separate, _matrices("q", "k", "k")),
+    Fault(("query_weight_for_keys", _TWICE), separate, _matrices("q", "q", "v")),
+    Fault(("value_weight_for_keys", _TWICE), separate, _matrices("q", "v", "v")),
     Fault(
         ("value_from_key",),
         lambda s: s.inputs == "three" and separate(s),
