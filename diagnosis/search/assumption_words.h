@@ -199,6 +199,13 @@ inline constexpr Assumption kPositionsLeftOut = {
     "not there. What stands in turned nothing, and all else is judged.",
     "Check it beside what it imports.",
     "queries and keys are turned by their positions as they should be"};
+inline constexpr Assumption kOtherArguments = {
+    "other_arguments",
+    "It insists on arguments of which nothing is known, and was given what "
+    "lets it run, zeros mostly: what it makes of them is not judged, all else "
+    "is.",
+    "Give a call of yours by `inputs=` or `call=` to have all of it judged.",
+    "what it makes of its other arguments is right, which is not judged"};
 inline constexpr Assumption kTurnedElsewhere = {
     "turned_elsewhere",
     "Queries and keys are turned by positions of its own, which are not those "
@@ -230,13 +237,13 @@ inline constexpr Assumption kPaddingOfRows = {
     "its mask of padding is for rows of the output, and padded keys are seen"};
 
 inline constexpr const Assumption* kWithCondition[] = {
-    &kMaskBlocks,     &kPaddingBlocks,   &kAddedByGuess,    &kSequenceFirst,
-    &kNoOutput,       &kLayersBeside,    &kScaleArgument,   &kEqualLengths,
-    &kOneSequence,    &kKeysTransposed,  &kTurnedAlike,     &kOneToken,
-    &kOwnScale,       &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
-    &kBiasOfAnother,  &kPositionsUnseen, &kOneWindow,       &kSwitchedOff,
-    &kBeside,         &kContextLeft,     &kSeesLaterKeys,   &kTurnedElsewhere,
-    &kMaskOfBoth,     &kMaskLeft,        &kScoresGiven,     &kElsewhere,
-    &kMasksAreCausal, &kPositionsLeftOut};
+    &kMaskBlocks,     &kPaddingBlocks,    &kAddedByGuess,    &kSequenceFirst,
+    &kNoOutput,       &kLayersBeside,     &kScaleArgument,   &kEqualLengths,
+    &kOneSequence,    &kKeysTransposed,   &kTurnedAlike,     &kOneToken,
+    &kOwnScale,       &kPaddingOfRows,    &kLaterAttentions, &kIdleWeights,
+    &kBiasOfAnother,  &kPositionsUnseen,  &kOneWindow,       &kSwitchedOff,
+    &kBeside,         &kContextLeft,      &kSeesLaterKeys,   &kTurnedElsewhere,
+    &kMaskOfBoth,     &kMaskLeft,         &kScoresGiven,     &kElsewhere,
+    &kMasksAreCausal, &kPositionsLeftOut, &kOtherArguments};
 
 }  // namespace multihead::diagnosis

@@ -178,6 +178,7 @@ class Assuming {
     if (fact(calls_, "mask_left") == "true") add(kMaskLeft);
     if (fact(calls_, "turned_elsewhere") == "true") add(kTurnedElsewhere);
     if (fact(calls_, "positions_left_out") == "true") add(kPositionsLeftOut);
+    if (fact(calls_, "other_arguments") == "true") add(kOtherArguments);
     if (fact(calls_, "sees_later_keys") == "true") add(kSeesLaterKeys);
     if (const std::string names = fact(calls_, "switched_off"); !names.empty())
       add(kSwitchedOff, always, Stage::kProjections, names);

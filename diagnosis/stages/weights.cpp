@@ -301,6 +301,13 @@ Tensor of_another_row(const Tensor& rows) {
   return rows.select(-1, 0).unsqueeze(-2);
 }
 
+// exp(scores) over another row's sum, where nothing is subtracted before.
+Tensor powers_by_sums_of_columns(const Tensor& scores) {
+  const Tensor powers = scores.exp();
+  const Tensor sums = powers.sum(-1, /*keepdim=*/true).expand_as(scores);
+  return powers / of_another_row(sums);
+}
+
 template <bool maximum, bool sum>
 Tensor softmax_of_columns(const Tensor& scores) {
   const Tensor largest = scores.amax(-1, /*keepdim=*/true).expand_as(scores);
@@ -382,6 +389,8 @@ const std::vector<Fault> kWeightFaults = {
      "Keep the dimension: e / e.sum(-1, keepdim=True), in NumPy "
      "e.sum(axis=-1, keepdims=True); or take softmax(scores, dim=-1).",
      {{normalise_by<softmax_of_columns<false, true>>, "It is the sum."},
+      {normalise_by<powers_by_sums_of_columns>,
+       "It is the sum, of scores of which nothing is subtracted."},
       {normalise_by<softmax_of_columns<true, true>>,
        "Both the sum and the largest score are."},
       {normalise_by<softmax_of_columns<true, false>>,

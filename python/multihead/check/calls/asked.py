@@ -8,7 +8,7 @@ from torch import nn
 
 from ..report import Finding
 from ..subject.roles import CONSTRUCTOR, SIZES, normal, part_of
-from ..subject.signature import MASKING, type_name
+from ..subject.signature import COUNTED, MASKING, type_name
 from ..subject.texts import source_of
 from ..subject.words import OF_VOCABULARIES, role_of_words, words
 
@@ -86,6 +86,8 @@ def role_of(parameter: inspect.Parameter) -> str | None:
     if default is parameter.empty:  # k=4 counts what else there is
         role = role or _ONE_OF_THREE.get(name.lower())
     role = role or role_of_words(name)
+    if role == "max_length" and default is None and not set(words(name)) & COUNTED:
+        role = None  # pos_emb, a layer
     if role is None and _last_word(name) in _SETTINGS:
         role = "config"
     makes = "Callable" in str(parameter.annotation) or _last_word(name) in _MAKERS

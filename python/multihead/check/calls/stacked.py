@@ -42,6 +42,13 @@ def of_stacked(subject: Subject, call: Call) -> Iterator[Form]:
         yield from of_vectors(subject, call)
 
 
+def _is_one_beside(names: list[str], source: str) -> bool:
+    """Whether some alone are given an axis of positions, as what scales a sequence."""
+    given = r"\b{}(?:\.unsqueeze\(\s*1|\[:, ?None)".format
+    alone = [n for n in names if re.search(given(re.escape(n)), source)]
+    return 0 < len(alone) < len(names) and "stack(" not in source
+
+
 def of_vectors(subject: Subject, call: Call) -> Iterator[Form]:
     """With a vector for each of its arguments, which are the tokens of one sequence."""
     named = {"query", "key", "value"} & set(call.roles.values())
@@ -56,7 +63,7 @@ def of_vectors(subject: Subject, call: Call) -> Iterator[Form]:
     others = [p for p in call.parameters if p.name not in names]
     if named or not 2 <= len(names) <= _MOST:
         return
-    if not re.search(_STACKS, subject.source):
+    if not re.search(_STACKS, subject.source) or _is_one_beside(names, subject.source):
         return
 
     def how(target: object, /, x: Tensor, **given: object) -> object:

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from ..report import Finding
 from ..subject.signature import Call
 from ..subject.target import Subject
-from . import forms
+from . import cases, forms
 from .at_rest import with_zeros
 from .conditioned import beside_images, beside_others, conditioned
 from .forms import Form
 from .images import of_images
 from .learned import with_learned_queries
 from .models import of_models
+from .probed import probed
 from .recurrent import recurrent
 from .stacked import in_blocks, of_frames, of_stacked, of_vectors
 from .tokens import of_tokens
@@ -81,3 +82,6 @@ def in_unusual_forms(
             yield from forms.with_an_axis_more(subject, call)
     if of_nothing:
         yield from beside_others(subject, call)
+    yield from probed(subject, call)
+    if is_core:
+        yield from probed(subject, call, (cases.HEADS,))

@@ -513,7 +513,7 @@ def _unfolded(core: Core, batch: int, queries: int) -> Core:
     """Queries of all heads, one after the other, that share keys and values."""
     count, length, _ = core.query.shape
     heads, rest = divmod(length, queries)
-    if count != batch or heads < 2 or rest:
+    if count != batch or heads < 2 or rest or core.context.shape[1] != length:
         return core
     query, context = (
         t.unflatten(1, (heads, queries)).flatten(0, 1)

@@ -173,6 +173,17 @@ def _are_shares(tensor: Tensor) -> bool:
     return torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
 
 
+def of_others(returned: object, out: Tensor, recorder: Recorder) -> set[int]:
+    """The storages of weights that have a part in what comes back beside the output, as
+    in the edges of a graph, and none in the output."""
+    tensors = [t for t in map(_tensor, _parts(returned)) if t is not None]
+
+    def weights(*made: Tensor) -> set[int]:
+        return {key for t in made for key, _ in recorder.origin(t).weights}
+
+    return weights(*tensors) - weights(out)
+
+
 def _parts(returned: object, depth: int = 3) -> Iterator[object]:
     """The values in what came back, the likeliest output first."""
     if depth == 0:

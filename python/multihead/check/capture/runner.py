@@ -30,6 +30,7 @@ from . import cached, devices, weights, windows
 from .dropouts import idle_dropouts, is_forgotten, is_of_weights
 from .frames import Frames
 from .modes import Modes
+from .places import storage
 from .record import (
     NothingHuge,
     Recorder,
@@ -46,6 +47,7 @@ from .returned import (
     Unfit,
     as_queries_came,
     has_weights,
+    of_others,
     pooled,
     position_that_asks,
     split,
@@ -301,7 +303,10 @@ class Runner:
             recorder, frames, self._roots(target), made.weights, old, self.told
         )
         if case.gradients and not case.style.numpy and run.asks is None:
-            self._differentiate(run, weights.named(target, recorder))
+            others = of_others(outcome.value, run.out, recorder)
+            learned = weights.named(target, recorder).items()
+            own = {n: w for n, w in learned if storage(w) not in others}
+            self._differentiate(run, own)
 
     def _recorder(self, case: Case, made: Arguments, target: object) -> Recorder:
         recorder = Recorder({**made.tensors, **made.masks}, _kept(target))

@@ -412,7 +412,12 @@ def _heads_to_be(reading: Reading, found: list[tuple[Run, Core]]) -> list[int]:
         count = observation.known_heads(run, call, stated.num_heads)
         width = run.case.sizes.embed
         is_whole = all(t.shape[1::2] == (1, width) for t in (one.query, one.value))
-        if one.are_given or one.is_elsewhere or not is_whole or width % (count or width):
+        if (
+            one.are_given
+            or one.is_elsewhere
+            or not is_whole
+            or width % (count or width)
+        ):
             return []
         told.append(count or 1)
     return told if max(told) > 1 else []

@@ -81,7 +81,7 @@ _CALL = {
         "positionalencodings relposemb relposembedding relativepositionembedding"
     ),
     "residual": "residual",
-    "device": "device",
+    "device": "device dev",
     "past": "past pastkv kvcache cache layerpast usecache pastkeyvalue pastkeyvalues",
 }
 _SIZES = {
@@ -139,7 +139,7 @@ _CONSTRUCTOR = {
     "is_causal": (
         "iscausal causal usecausal masked autoregressive ismasked isdecoder decoder"
     ),
-    "device": "device",
+    "device": "device dev",
     "batch": _CALL["batch"] + " maxbatchsize maxbatch",
     "dtype": "dtype",
     "embed_dim": "embed hidden hid",

@@ -361,7 +361,7 @@ def _number_of_words(parameter: inspect.Parameter) -> str | None:
     if said[-1:] in (["lengths"], ["lens"]) and not set(said) & {"q", "query"}:
         return "lengths"
     role = role_of_words(name)
-    if role == "max_length" and not set(said) & _COUNTED:
+    if role == "max_length" and not set(said) & COUNTED:
         return None
     return role if role in (*SIZES, "qkv_dim") else None
 
@@ -374,7 +374,7 @@ _LOOKS_AHEAD = re.compile(
 )
 _OF_TEXT = re.compile(r"\bstr\b|\bLiteral\b")
 _OF_FEATURES = ("features", "embedding", "feats", "feat")
-_COUNTED = {"len", "length", "max", "maxlen", "seqlen", "size", "num", "n", "window"}
+COUNTED = {"len", "length", "max", "maxlen", "seqlen", "size", "num", "n", "window"}
 # image_features are the features themselves, and no number of them, in a call.
 _FEATURES = re.compile(r"(?<!\bn)(?<!\bnum)(?<!\bin)(?<!\bout)_(features|feats)$")
 _PLAIN = ("int", "bool", "float", "str")

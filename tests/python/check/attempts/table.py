@@ -276,6 +276,7 @@ WRONG = [
         OneHeadDimLeftOut: softmax_over_batch
         OverThePlane: softmax_over_all
         SumsOfOtherRows: softmax_sums_of_other_rows
+        PowersBySumsOfOtherRows: softmax_sums_of_other_rows
         SumsAndMaximaOfOtherRows: softmax_sums_of_other_rows
         MaximaOfOtherRows: softmax_sums_of_other_rows
         OverHeadsAndKeys: softmax_over_heads_and_keys

@@ -119,6 +119,13 @@ class SumsOfOtherRows(nn.Module):
         return self.Wo(torch.stack(items))
 
 
+class PowersBySumsOfOtherRows(SumsOfOtherRows):
+    """Of scores of which nothing is subtracted."""
+
+    def powers(self, scores):
+        return torch.exp(scores)
+
+
 class SumsAndMaximaOfOtherRows(SumsOfOtherRows):
     def powers(self, scores):
         return torch.exp(scores - scores.max(-1)[0])

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: MIT
+"""Code that insists on more than anybody can guess by its name: edges, times, a kind of
+attention in words. Each such argument is given what lets the code come furthest, line by
+line: zeros of some shape, which mostly change nothing, or a word that the code compares it
+with."""
+
+import inspect
+import linecache
+import math
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..subject.roles import TENSORS
+from ..subject.signature import Call
+from ..subject.target import Subject
+from ..subject.words import words
+from .asked import size_of
+from .forms import Form, called, formed
+
+# B items, L queries, S keys, E features, H heads and D features of each.
+_SEQUENCES = ("B L E", "B S E", "B L D", "L E", "B L 1")
+_OF_PAIRS = ("B L S E", "B L S D", "B L S", "B L S H", "B H L S")
+_OF_PAIRS += ("B H L S D", "L S", "L S E", "L S D")
+_OF_ITEMS = ("B L", "B S", "B E", "B")
+_LEARNED = ("H D", "E")
+# What is tried first, by words of the name.
+_PAIRS = {"edge", "edges", "pair", "pairs", "e", "z", "delta", "rel", "relation"}
+_PAIRS |= {"relations", "dist", "dists", "distance", "distances", "matrix", "bias"}
+_TIMES = {"time", "times", "timestamp", "timestamps", "pos", "position", "positions"}
+_TIMES |= {"step", "steps", "index", "ids", "segment", "type"}
+_LENGTHS = {"len", "lens", "length", "lengths"}
+_MASKS = {"mask", "masks"}
+# Roles of which everything is known, whatever the call.
+_KNOWN = {*TENSORS, "num_heads", "scale", "padding", "lengths", "is_causal", "dropout"}
+_MOST = 6  # arguments that are not known
+_CALLS = 500
+_LOOKS = 8  # in vain
+
+
+def probed(
+    subject: Subject, call: Call, layouts: tuple[str, ...] = ()
+) -> Iterator[Form]:
+    """With what lets it run in the place of each argument that is not known; a mask
+    stays one, where the rest is found beside it."""
+    sequence = call.parameter("query") or call.parameter("x")
+    known = _KNOWN - ({"key", "value"} if call.style == "x" else set())
+    required = [p.name for p in call.parameters if p.default is p.empty]
+    unknown = [
+        n
+        for n in required
+        if n != sequence
+        and (n in call.guessed or call.roles[n] not in known or _is_vague(call, n))
+    ]
+    if sequence is None or not 0 < len(unknown) <= _MOST:
+        return
+    masks = [n for n in unknown if set(words(n)) & _MASKS][:1]
+    rest = [n for n in unknown if n not in masks]
+    if masks and rest:
+        role = call.roles[masks[0]] if masks[0] not in call.guessed else "padding"
+        form = _form(_Found(subject, sequence, rest, masks[0]), call, layouts)
+        form.call.roles |= {masks[0]: role}
+        form.call.guessed -= {*masks}  # its name says what it is
+        yield form
+        if form.said:
+            return
+    yield _form(_Found(subject, sequence, unknown), call, layouts)
+
+
+def _is_vague(call: Call, name: str) -> bool:
+    """A context by a letter, which may be anything."""
+    return call.roles[name] == "context" and len(name) == 1
+
+
+def _form(found: "_Found", call: Call, layouts: tuple[str, ...]) -> Form:
+    parameters = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for p in call.parameters
+        if p.name not in found.names
+    ]
+    form = formed(found.subject, parameters, found, layouts, "")
+    for name in (n for n, role in form.call.roles.items() if role == "scale"):
+        divides = re.search(rf"/=?\s*{re.escape(name)}\b", found.subject.source)
+        form.call.roles[name] = "divisor" if divides else "factor"
+    form.fact = "other_arguments"
+    found.form = form
+    return form
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What an argument is given: a word, or numbers. fill: zeros or ones; shape: by the
+    letters of its axes. None at all is None."""
+
+    word: str | None = None
+    fill: float = 0.0
+    shape: str | None = None
+    dtype: torch.dtype | None = None  # that of the sequence
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is the number of each position, as of times."""
+        is_number = self.dtype is None and not self.fill
+        return is_number and self.shape in ("B L", "B S")
+
+    def value(self, sizes: dict[str, int], whole: Tensor) -> object:
+        if self is _SAME:
+            return whole
+        if self is _WHOLE:
+            return torch.full([sizes["B"]], sizes["S"])
+        if self.shape is None:
+            return self.word
+        dtype = self.dtype or whole.dtype
+        counts = [sizes[axis] for axis in self.shape.split()]
+        if self.counts:
+            return torch.arange(counts[1], dtype=dtype).repeat(counts[0], 1)
+        return torch.full(counts, self.fill, dtype=dtype)
+
+    def __str__(self) -> str:
+        if self is _SAME or self is _WHOLE:
+            return f"taken for {self.word}"
+        if self.shape is None:
+            return "None" if self.word is None else f"= {self.word!r}"
+        kind = "ones" if self.fill else "zeros"
+        kind = "the number of each position" if self.counts else kind
+        axes = self.shape.replace(" ", ", ") + "," * (len(self.shape) == 1)
+        return f"given as {kind}, ({axes})"
+
+
+_NONE = _Kind()
+_SAME, _WHOLE = _Kind("the sequence itself"), _Kind("the whole length of each item")
+
+
+class _Found:
+    """Calls the code with what was found for the arguments of these names, and looks for
+    it at first. mask: what must be given beside them."""
+
+    form: Form
+
+    def __init__(
+        self, subject: Subject, sequence: str, names: list[str], mask: str = ""
+    ) -> None:
+        self.subject, self.names = subject, names
+        self._sequence, self._mask = sequence, mask
+        self._kinds: dict[str, _Kind] = {}
+        self._looks, self._is_done = 0, False
+
+    def __call__(self, target: object, /, **given: object) -> object:
+        whole = given[self._sequence]
+        if not isinstance(whole, Tensor) or whole.dim() not in (3, 4):
+            raise ValueError("it takes no sequence")
+        if self._mask and given[self._mask] is None:
+            raise ValueError("it must be given a mask")
+        sizes = _sizes(target, given, whole)
+        if not self._is_done and self._looks < _LOOKS:
+            self._look(target, given, sizes)
+        return self._called(target, given, sizes, self._kinds)
+
+    def _called(
+        self,
+        target: object,
+        given: dict[str, object],
+        sizes: dict[str, int],
+        kinds: dict[str, _Kind],
+    ) -> object:
+        whole = given[self._sequence]
+        made = {n: kinds.get(n, _NONE).value(sizes, whole) for n in self.names}
+        return called(self.subject, target, given | made)
+
+    def _look(
+        self, target: object, given: dict[str, object], sizes: dict[str, int]
+    ) -> None:
+        """Takes one argument after the other for what brings the code furthest."""
+        self._looks, calls = self._looks + 1, 0
+        own = {n: _words(self.subject, n) for n in self.names}
+        self._kinds = {n: kinds[0] for n, kinds in own.items() if kinds}
+
+        def reached(tried: dict[str, _Kind]) -> _Reached:
+            nonlocal calls
+            calls += 1
+
+            def call(given: dict[str, object]) -> object:
+                return self._called(target, given, sizes, self._kinds | tried)
+
+            return _reached(call, given, _file(self.subject))
+
+        furthest = reached({})
+        while furthest < _END:
+            best, chosen = furthest, {}
+            for tried in self._to_try(own, sizes, furthest):
+                here = reached(tried)
+                if here > best:
+                    best, chosen = here, tried
+                # What comes further with one of them is not tried with others.
+                is_last = chosen and chosen.keys() != tried.keys()
+                if is_last or best == _END or calls >= _CALLS:
+                    break
+            if not chosen or calls >= _CALLS and best < _END:
+                return
+            furthest = best
+            self._kinds |= chosen
+        self._is_done = True
+        said = (f"{n} {self._kinds.get(n, _NONE)}" for n in self.names)
+        self.form.said = " · ".join(said)
+
+    def _to_try(
+        self, own: dict[str, list[_Kind]], sizes: dict[str, int], furthest: "_Reached"
+    ) -> Iterator[dict[str, _Kind]]:
+        """Other kinds of one argument, first of those at which it stopped; of all that
+        are no words at once, as those of a gain and a bias. own: words by name."""
+        names = sorted(self.names, key=lambda n: not furthest.names(n))
+        if furthest == _NO_ATTENTION:
+            # Of keys that are made of zeros, or scores that are multiplied by them.
+            for name in names:
+                kind = self._kinds.get(name, _NONE)
+                yield {name: _SAME}
+                if kind.shape is not None:
+                    yield {name: replace(kind, fill=1 - kind.fill)}
+            return
+        for name in names:
+            for kind in _kinds(name, sizes):
+                yield {name: kind}
+        numbers = [name for name in names if not own[name]]
+        for kind in _kinds(numbers[0], sizes) if len(numbers) > 1 else ():
+            yield dict.fromkeys(numbers, kind)
+
+
+@dataclass(order=True)
+class _Reached:
+    """Where a call stopped: in which places of the code's own, outermost first, and what
+    their lines say; or at its end."""
+
+    places: tuple[float, ...]
+    text: str = field(default="", compare=False)
+
+    def names(self, name: str) -> bool:
+        return re.search(rf"\b{re.escape(name)}\b", self.text) is not None
+
+
+_END, _NO_ATTENTION = _Reached((math.inf,)), _Reached((sys.maxsize,))
+
+
+def _reached(
+    call: Callable[[dict[str, object]], object], given: dict[str, object], file: str
+) -> _Reached:
+    """How far it comes, in lines of this file. Attention is what makes numbers of other
+    positions of those of one, and not by their mean, as where all weights are alike."""
+    plain = {n: v.detach() if isinstance(v, Tensor) else v for n, v in given.items()}
+
+    def returned(axis: int, change: float) -> Tensor | None:
+        copies = {
+            n: v.clone() if isinstance(v, Tensor) else v for n, v in plain.items()
+        }
+        for value in copies.values():
+            if (
+                isinstance(value, Tensor)
+                and value.dim() >= 3
+                and value.dtype.is_floating_point
+            ):
+                value.select(axis, value.shape[axis] // 2).add_(change)
+        with torch.random.fork_rng(devices=[]):  # dropout is the same in all
+            torch.manual_seed(0)
+            return _first(call(copies))
+
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            for axis in (-2, 0):  # of positions, with items first or not
+                outs = [returned(axis, change) for change in (0.0, 1.0, -1.0)]
+                if _attends([out for out in outs if out is not None], axis):
+                    return _END
+    except Exception as error:
+        return _stopped(error.__traceback__, file)
+    return _NO_ATTENTION
+
+
+def _stopped(trace: types.TracebackType | None, file: str) -> _Reached:
+    """The lines, and how far in each: arguments of one line come one after the other."""
+    places: list[float] = []
+    text: list[str] = []
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            places += [trace.tb_lineno, trace.tb_lasti]
+            text.append(linecache.getline(file, trace.tb_lineno))
+        trace = trace.tb_next
+    return _Reached(tuple(places), "\n".join(text))
+
+
+def _first(returned: object) -> Tensor | None:
+    several = returned if isinstance(returned, (tuple, list)) else [returned]
+    return next((t for t in several if isinstance(t, Tensor)), None)
+
+
+def _attends(outs: list[Tensor], axis: int) -> bool:
+    """outs: as it is, and with more or less in the middle position."""
+    if len(outs) < 3 or outs[0].dim() < 2 or not outs[0].isfinite().all():
+        return False
+    out, more, less = outs
+    changed = ~out.isclose(more).transpose(axis, 0).flatten(1).all(-1)
+    changed[len(changed) // 2] = False
+    return bool(changed.any()) and not torch.allclose(more + less, 2 * out)
+
+
+def _file(subject: Subject) -> str:
+    code = getattr(inspect.unwrap(subject.entry), "__code__", None)
+    return code.co_filename if code else ""
+
+
+def _sizes(target: object, given: dict[str, object], whole: Tensor) -> dict[str, int]:
+    """By letters of axes; heads and their width where the code keeps how many it has."""
+    keys = (given.get(n) for n in ("key", "keys", "k", "K"))
+    key = next((k for k in keys if isinstance(k, Tensor)), whole)
+    kept = vars(target).items() if isinstance(target, nn.Module) else ()
+    counts = [n for name, n in kept if type(n) is int and size_of(name) == "num_heads"]
+    width, heads = whole.shape[-1], next(iter(counts), 0)
+    if whole.dim() == 4:
+        heads = whole.shape[1]
+        width *= heads
+    sizes = {"B": len(whole), "L": whole.shape[-2], "S": key.shape[-2]}
+    of_heads = {"H": heads, "D": width // heads} if heads and width % heads == 0 else {}
+    return sizes | of_heads | {"E": width, "1": 1}
+
+
+def _kinds(name: str, sizes: dict[str, int]) -> Iterator[_Kind]:
+    """Likelier first: numbers, then those of places and of choices."""
+    said = set(words(name))
+    if said & _MASKS:
+        yield from (_Kind(fill=1, shape=shape) for shape in ("B L", "L S", "B L S"))
+    if said & _LENGTHS:
+        yield _WHOLE
+    first = _OF_PAIRS if said & _PAIRS else _OF_ITEMS if said & _TIMES else ()
+    shapes = dict.fromkeys([*first, *_SEQUENCES, *_OF_PAIRS, *_OF_ITEMS, *_LEARNED])
+    tried = set()
+    for dtype in (None, torch.int64, torch.bool):
+        for shape in shapes:
+            axes = shape.split()
+            if any(a not in sizes for a in axes) or (dtype and {"E", "D"} & {*axes}):
+                continue
+            made = (dtype, *(sizes[a] for a in axes))
+            if made not in tried:
+                yield _Kind(shape=shape, dtype=dtype)
+            tried.add(made)
+
+
+def _words(subject: Subject, name: str) -> list[_Kind]:
+    """Those that the code compares it with."""
+    own = re.escape(name)
+    found = re.findall(rf"\b{own}\s*==\s*[\"']([\w-]+)[\"']", subject.source)
+    for listed in re.findall(rf"\b{own}\s+in\s+[(\[{{]([^)\]}}]*)", subject.source):
+        found += re.findall(r"[\"']([\w-]+)[\"']", listed)
+    return [_Kind(word) for word in dict.fromkeys(found)]
