@@ -57,6 +57,7 @@ std::string predicate(const std::string& finding) {
       {"batch_and_sequence_exchanged", "attends over the items of its batch"},
       {"causal_in_training_alone", "is causal in training alone"},
       {"residual_lost", "leaves out the residual around its attention"},
+      {"residual_of_context", "adds what it reads to what it returns"},
       {"paths_disagree", "has two ways to attend, which differ"},
       {"bias_cancels", "adds a learned bias that no weight follows"},
       {"table_misread", "reads its table of relative positions wrongly"},

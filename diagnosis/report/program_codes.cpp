@@ -394,6 +394,12 @@ constexpr FaultCode kProgramCodes[] = {
      "A layer is called in a statement of its own, and nothing keeps its "
      "result.",
      "Assign it: y = self.proj(y)."},
+    {"MH964", "residual_of_context",
+     "What a decoder has made of its own tokens is lost: in its place stands "
+     "what the encoder says of another sequence.",
+     "Where its matrices are 0, what comes out at a place follows the "
+     "sequence that is read, and not the one that asks.",
+     "Add what asks to what attention returns."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -199,8 +199,7 @@ void join_loosely(const ObservedCall& call, const Recipe& recipe,
 // ---- Windows ---------------------------------------------------------------
 
 template <int more_left, int more_right>
-Tensor window_of_other_size(const Tensor& distance, int64_t left,
-                            int64_t right) {
+Tensor resized(const Tensor& distance, int64_t left, int64_t right) {
   const auto widened = [](int64_t size, int more) {
     return size < 0 ? size : std::max<int64_t>(size + more, 0);
   };
@@ -579,22 +578,23 @@ const std::vector<Fault> kMaskFaults = {
      "sees of later ones.",
      kWindowRemedy,
      {{window_as<[](const Tensor& d, int64_t left, int64_t right) {
-       require(left != right);
-       return window_as_given(d, right, left);
-     }>}}},
+        require(left != right);
+        return window_as_given(d, right, left);
+      }>},
+      {window_as<[](const Tensor& d, int64_t left, int64_t) {
+         require(left > 0);
+         return window_as_given(d, -1, left);
+       }>,
+       "It sees as many later keys, and every earlier one."}}},
     {"window_off_by_one",
      "The window is wrong by one key.",
      kWindowRemedy,
-     {{window_as<window_of_other_size<1, 0>>, "It is one longer on the left."},
-      {window_as<window_of_other_size<-1, 0>>,
-       "It is one shorter on the left."},
-      {window_as<window_of_other_size<0, 1>>, "It is one longer on the right."},
-      {window_as<window_of_other_size<0, -1>>,
-       "It is one shorter on the right."},
-      {window_as<window_of_other_size<1, 1>>,
-       "It is one longer on both sides."},
-      {window_as<window_of_other_size<-1, -1>>,
-       "It is one shorter on both sides."}}},
+     {{window_as<resized<1, 0>>, "It is one longer on the left."},
+      {window_as<resized<-1, 0>>, "It is one shorter on the left."},
+      {window_as<resized<0, 1>>, "It is one longer on the right."},
+      {window_as<resized<0, -1>>, "It is one shorter on the right."},
+      {window_as<resized<1, 1>>, "It is one longer on both sides."},
+      {window_as<resized<-1, -1>>, "It is one shorter on both sides."}}},
 };
 
 }  // namespace multihead::diagnosis

@@ -252,6 +252,31 @@ def with_one_query(
         yield form
 
 
+_OF_POSITIONS = ("rotation", "positions", "position_ids")
+
+
+def with_positions(subject: Subject, call: Call) -> Iterator[Form]:
+    """With positions, or what turns by them, that may be left out as it says, and must
+    not: freqs=None."""
+    names = [
+        p.name
+        for p in call.parameters
+        if p.default is None and role_of_name(p.name) in _OF_POSITIONS
+    ]
+    if not names:
+        return
+
+    def how(target: object, /, **given: object) -> object:
+        return called(subject, target, given)
+
+    parameters = [
+        p.replace(kind=_BY_KEYWORD, default=p.empty if p.name in names else p.default)
+        for p in call.parameters
+    ]
+    said = f"{' and '.join(names)} given, without which it raises"
+    yield formed(subject, parameters, how, (), said)
+
+
 def with_transposed_keys(subject: Subject, call: Call) -> Iterator[Form]:
     """With keys of heads as they meet the queries, (B, H, D, L)."""
     name = call.parameter("key")

@@ -65,6 +65,7 @@ def in_unusual_forms(
     of_shapes = " ".join(filter(_OF_SHAPES.search, refusals))
     of_nothing = any("NoneType" in one for one in refusals)
     if of_nothing:
+        yield from forms.with_positions(subject, call)
         yield from with_zeros(subject, call)
     if of_shapes or of_nothing:
         yield from conditioned(subject, call)

@@ -17,7 +17,7 @@ from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
 from ..subject.words import OF_TARGET, words
-from . import idle, observation, wiring
+from . import idle, observation, residuals, wiring
 from .observation import Observation
 from .ways import Reading
 
@@ -54,7 +54,9 @@ def answers(reading: Reading) -> bool:
     """Whether what its heads are handed tells why the whole is not explained."""
     first = reading.kept[0]
     one = of_run(first)
-    if one is not None and reading.way.pools:
+    if one is not None and (
+        reading.way.pools or residuals.OF_CONTEXT in reading.findings
+    ):
         return True
     if one is None or (_slots(first, one) > 0 and reading.way.form is None):
         return False  # keys that nothing is known of, as those of padding

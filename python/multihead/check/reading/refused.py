@@ -4,6 +4,7 @@ equal or 1, as with one head. If it is attention there, it is not our call that 
 wrong."""
 
 import ast
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -39,6 +40,8 @@ def complaints(
     if first.outside and [f.name for f in first.findings] == ["wrong_shape"]:
         first.findings = [first.outside]
     first.findings = [_of_a_model(f, subject) for f in first.findings]
+    if first.findings and _calls_its_own_number(first.findings[0], subject):
+        return first.findings
     guessed = [*first.call.guessed, *(built.guessed if built else ())]
     # What it inherits of a package that is not there, it may well have.
     kind = "" if issubclass(subject.type, ModuleOfAbsent) else subject.type.__name__
@@ -58,6 +61,29 @@ def complaints(
         if words == _AS_HEADS or is_attention(Way(first.runner, base)):
             return [unless(words, found[0])]
     return found
+
+
+_CALLED = re.compile(r"TypeError: '(float|int)' object is not callable")
+
+
+def _calls_its_own_number(finding: Finding, subject: Subject) -> bool:
+    """Whether it calls what its constructor keeps, a number by its own default, as the
+    rate of a dropout that no layer is made of: `self.dropout = dropout`."""
+    said = _CALLED.match(finding.sentence)
+    called = re.findall(r"\bself\.(\w+)\(", finding.detail)
+    if said is None or subject.kind != "class":
+        return False
+    defaults = {
+        name: type(parameter.default).__name__
+        for name, parameter in inspect.signature(subject.type).parameters.items()
+    }
+    kept = (
+        re.findall(rf"\bself\.{n}\s*=\s*(\w+)\s*$", subject.source, re.M)
+        for n in called
+    )
+    return any(
+        values and {defaults.get(v) for v in values} == {said[1]} for values in kept
+    )
 
 
 def _of_a_model(finding: Finding, subject: Subject) -> Finding:

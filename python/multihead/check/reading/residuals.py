@@ -59,6 +59,40 @@ def lost(runner: Runner, base: Run) -> Finding | None:
     return _lost(alone) if any(around.values()) or any(others) else None
 
 
+OF_CONTEXT = Finding(
+    "residual_of_context",
+    "What goes around its attention is the sequence that it reads, not the one that "
+    "asks: each query gets what stands at its place in the other sequence.",
+    "Add what asks: y = y + attention(norm(y), x), not x + attention(norm(y), x).",
+)
+
+
+def is_of_context(runner: Runner, base: Run) -> bool:
+    """Whether, with matrices next to 0, what comes out at a place follows the sequence
+    that is read at that place alone, and not the one that asks."""
+    case = replace(base.case, gradients=False, mask=None, padding=None)
+    if case.layout != cases.LAYER or case.relation != "equal":
+        return False  # lengths that differ have no common places
+    target = runner.target_of(case, may_hang=False)[0]
+    if not isinstance(target, nn.Module) or not _matrices(target):
+        return False
+
+    def redraw_last(sequence: Tensor) -> None:
+        sequence[:, -1].copy_(torch.randn_like(sequence[:, -1]))
+
+    with _without_matrices(target):
+        runs = [
+            again.twice(runner, case, redraw_last, (role,)) for role in ("key", "query")
+        ]
+    if None in runs:
+        return False
+    by_key, by_query = (
+        [not torch.allclose(b[:, p], a[:, p]) for p in range(b.shape[1])]
+        for b, a in ((before.out, after.out) for before, after in runs)
+    )
+    return not any(by_query) and by_key[-1] and not any(by_key[:-1])
+
+
 def _lost(names: list[str]) -> Finding:
     quoted = " and ".join(f"`{name}`" for name in names)
     return Finding(

@@ -101,6 +101,8 @@ class Way:
             found.append(self.of_windows)
         if (flaw := residuals.lost(self.runner, self.base)) is not None:
             found.append(flaw)
+        if residuals.is_of_context(self.runner, self.base):
+            found.append(residuals.OF_CONTEXT)
         if (flaw := windowed.of_shift(self.runner, self.base)) is not None:
             found.append(flaw)
         if (misread := tables.misread(self.runner, self.base)) is not None:

@@ -71,6 +71,7 @@ _CALL = {
         "ropesin freqscos freqssin posemb posembed posembeds encoding rotary freqscomplex "
         "rotaryembedding rotaryembeddings rotarypos cossin sincos ropeemb ropeembed "
         "cosbuffer sinbuffer coscached sincached coscache sincache cosbuf sinbuf "
+        "rotaryfrequencies rotaryfreqs ropefreqs ropefrequencies freqstensor "
         "rotarycos rotarysin cosines sines cosine sine costable sintable"
     ),
     "position_ids": (

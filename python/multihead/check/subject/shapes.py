@@ -6,6 +6,7 @@ import inspect
 import re
 from typing import TYPE_CHECKING
 
+from .roles import VAGUE, normal
 from .target import Subject
 from .words import words
 
@@ -38,11 +39,9 @@ def of_documented(call: "Call", subject: Subject) -> None:
     if others & {"query", "key", "value", "x", "context"}:
         return
     asks, context = found
-    made = r"\b(?:q|query|queries)\w*\s*=[^\n;]*\b{}\b".format
-    of_second = re.search(made(context), subject.source, re.I)
-    if of_second and not re.search(made(asks), subject.source, re.I):
+    if _makes_queries(context, subject) and not _makes_queries(asks, subject):
         asks, context = context, asks
-    elif not re.search(made(asks), subject.source, re.I):
+    elif not _makes_queries(asks, subject):
         call.guess(found, "what asks and its context")
     call.roles |= {asks: "query", context: "context"}
     named = {n: set(words(n)) for n in call.roles}
@@ -51,6 +50,26 @@ def of_documented(call: "Call", subject: Subject) -> None:
     if len(masks) == 2 and len(of_query) == 1:
         of_keys = next(n for n in masks if n not in of_query)
         call.roles |= {of_query[0]: "query_mask", of_keys: "padding"}
+
+
+def _makes_queries(name: str, subject: Subject) -> bool:
+    """Whether its text makes queries of it, or hands it on as such: queries=norm(y)."""
+    made = rf"\b(?:q|query|queries)\w*\s*=[^\n;=]*\b{re.escape(name)}\b"
+    return re.search(made, subject.source, re.I) is not None
+
+
+def of_vague(call: "Call", subject: Subject) -> None:
+    """Exchanges x and y, where queries are made of y."""
+    vague = {r: n for n, r in call.roles.items() if r in ("x", "context")}
+    if (
+        len(vague) < 2
+        or call.takes("query")
+        or not {normal(n) for n in vague.values()} <= VAGUE
+    ):
+        return
+    asks, context = vague["x"], vague["context"]
+    if _makes_queries(context, subject) and not _makes_queries(asks, subject):
+        call.roles |= {asks: "context", context: "x"}
 
 
 def _of_masks(call: "Call", text: str) -> None:

@@ -224,6 +224,7 @@ def read(subject: Subject) -> Call:
     of_rooms(call, text_of_entry(subject))
     shapes.of_documented(call, subject)
     _settle_tensors(call, subject)
+    shapes.of_vague(call, subject)
     of_masks_of_keys(call, subject.source)
     of_masks_of_rows(call, text_of_entry(subject))
     of_column_masks(call, subject)

@@ -78,6 +78,7 @@ def _is_size(parameter: inspect.Parameter, text: str) -> bool:
     kept += filter(is_size, re.findall(r"\bself\.(\w+)", text))
     size = rf"(?:\w+\.)?(?:{'|'.join(map(re.escape, {name, *kept}))})\b"
     used = rf"[<>]=?\s*\(?-?\s*{size}|{size}\s*[<>]|[-+]\s*{size}|=\s*\(?-\s*\(?{size}"
+    used += rf"|\btri[lu]\([^()\n]*{size}"
     if "window" in name.lower():
         used += rf"|(?<!def )(?<!torch\.)(?<!F\.)\b\w+\([^()\n]*,\s*{re.escape(name)}\b"
     return re.search(used, text) is not None
