@@ -48,6 +48,9 @@ def beside_plain(subject: Subject, call: Call) -> Iterator[Form]:
     """Those that may explain more of code that takes a plain call, too."""
     yield from recurrent(subject, call)
     yield from in_blocks(subject, call)
+    masks = {n for n, role in call.roles.items() if role == "mask"}
+    if masks & call.guessed:  # which may be anything
+        yield from probed(subject, call)
 
 
 def in_unusual_forms(

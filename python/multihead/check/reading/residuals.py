@@ -80,7 +80,7 @@ def is_of_context(runner: Runner, base: Run) -> bool:
     def redraw_last(sequence: Tensor) -> None:
         sequence[:, -1].copy_(torch.randn_like(sequence[:, -1]))
 
-    with _without_matrices(target):
+    with _next_to_nothing(_matrices(target) + _biases(target)):
         runs = [
             again.twice(runner, case, redraw_last, (role,)) for role in ("key", "query")
         ]
@@ -118,7 +118,7 @@ def _goes_around(
     def redraw(sequence: Tensor) -> None:
         sequence.copy_(torch.randn_like(sequence))
 
-    with _without_matrices(getattr(target, name)):
+    with _next_to_nothing(_matrices(getattr(target, name))):
         runs = again.twice(runner, case, redraw, ("query",))
     if runs is None:
         return None
@@ -126,9 +126,15 @@ def _goes_around(
     return not torch.allclose(before, after)
 
 
+def _biases(part: nn.Module) -> list[nn.Parameter]:
+    """What a gate multiplies where matrices are next to 0."""
+    named = part.named_parameters()
+    return [w for name, w in named if w.dim() == 1 and name.endswith("bias")]
+
+
 @contextlib.contextmanager
-def _without_matrices(part: nn.Module) -> Iterator[None]:
-    kept = [(weight, weight.detach().clone()) for weight in _matrices(part)]
+def _next_to_nothing(weights: list[nn.Parameter]) -> Iterator[None]:
+    kept = [(weight, weight.detach().clone()) for weight in weights]
     try:
         with torch.no_grad():
             for weight, _ in kept:
