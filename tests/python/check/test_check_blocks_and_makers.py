@@ -73,6 +73,51 @@ def test_a_residual_that_is_lost_around_attention():
         assert report.judgement == "right_if", str(report)
 
 
+class ReadsMemory(Heads):
+    """A sublayer of a decoder, which takes what it reads first. Its norms are not known
+    here."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.gain_x, self.gain_y = (nn.Parameter(torch.tensor(g)) for g in (7.0, 6.0))
+
+    def norm(self, x, gain):
+        return gain * F.normalize(x, dim=-1)
+
+    def attended(self, x, y):
+        keys = self.norm(x, self.gain_x)
+        q, k, v = self.heads(query=self.norm(y, self.gain_y), key=keys)
+        return self.merged(F.scaled_dot_product_attention(q, k, v))
+
+    def forward(self, x, y):
+        return y + self.attended(x, y)
+
+
+class AddsMemory(ReadsMemory):
+    def forward(self, x, y):
+        keys = self.norm(x, self.gain_x)
+        q, k, v = self.heads(query=self.norm(y, self.gain_y), key=keys)
+        return x + self.merged(F.scaled_dot_product_attention(q, k, v))
+
+
+class GatedByMemory(ReadsMemory):
+    def forward(self, x, y):
+        return y + self.attended(x, y) * x.sigmoid()
+
+
+class AddsMemoryPlainly(AddsMemory):
+    def norm(self, x, gain):
+        return x
+
+
+def test_a_residual_of_what_is_read():
+    report = multihead.check(AddsMemory)
+    assert report.cause == "residual_of_context", str(report)
+    assert multihead.check(AddsMemoryPlainly).causes == ["input_added"]
+    for kind in (ReadsMemory, GatedByMemory):
+        assert multihead.check(kind).judgement != "wrong", kind
+
+
 class InTraining(Heads):
     def forward(self, x):
         q, k, v = self.heads(x)

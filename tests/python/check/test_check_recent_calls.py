@@ -235,3 +235,81 @@ class AddsInfinity(nn.Module):
 
 def test_a_flag_that_makes_all_of_it_nan():
     assert multihead.check(AddsInfinity).cause == "mask_sentinel_leaks"
+
+
+class CallsItsRate(nn.Module):
+    """Keeps a number, and calls it as the layer that it meant to make."""
+
+    def __init__(self, dim, num_heads, dropout=0.1):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.dropout = dropout
+
+    def forward(self, x):
+        q, k, v = (
+            t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for t in self.qkv(x).chunk(3, -1)
+        )
+        weights = self.dropout((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1))
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class CallsWhatItIsHanded(CallsItsRate):
+    def __init__(self, dim, num_heads, dropout=None):
+        super().__init__(dim, num_heads, dropout)
+
+
+def test_a_number_that_is_called():
+    report = multihead.check(CallsItsRate)
+    assert report.cause == "raises" and report.judgement == "wrong", str(report)
+    assert multihead.check(CallsWhatItIsHanded).judgement != "wrong"
+
+
+class InsistsOnAngles(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x, freqs=None):
+        q, k, v = (
+            t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for t in self.qkv(x).chunk(3, -1)
+        )
+        cos, sin = freqs.cos(), freqs.sin()  # (L, d)
+        q, k = (
+            t * cos + torch.cat((-t.chunk(2, -1)[1], t.chunk(2, -1)[0]), -1) * sin
+            for t in (q, k)
+        )
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_positions_that_may_be_left_out_as_it_says_and_must_not():
+    report = multihead.check(InsistsOnAngles)
+    assert report.judgement.startswith("right"), str(report)
+    assert "freqs given, without which it raises" in " ".join(str(report).split())
+
+
+class ReturnsEdges(nn.Module):
+    """Nodes and edges, of which each has matrices."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.out_value = nn.Linear(num_heads, dim)
+
+    def forward(self, x):
+        q, k, v = (
+            t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for t in self.qkv(x).chunk(3, -1)
+        )
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        nodes = self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return nodes, self.out_value(scores.permute(0, 2, 3, 1))
+
+
+def test_a_matrix_of_what_comes_back_beside_the_output_is_used():
+    assert multihead.check(ReturnsEdges).judgement != "wrong"

@@ -14,7 +14,7 @@ from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
 from ..subject.documented import docstrings
-from . import across, core, flaws, idle, instead, observation, reads
+from . import across, core, flaws, idle, instead, observation, reads, residuals
 from .observation import NO_WEIGHTS
 from .ways import Reading
 
@@ -43,6 +43,9 @@ def settle(
     else."""
     said, before = instead.of_verdict(reading), reading.verdict
     if not _is_open(reading, said):
+        if "input_added" in reading.faults:  # which says the same
+            same = residuals.OF_CONTEXT
+            reading.findings = [f for f in reading.findings if f is not same]
         if reading.faults and not said and _OF_ALL not in reading.faults:
             # A matrix that is left out for another, which alone would be shared.
             text = reading.way.runner.subject.source

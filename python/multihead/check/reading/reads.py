@@ -161,8 +161,11 @@ def are_apart(runner: Runner, base: Run) -> bool:
     axes = _axes(case)
     if "L" not in axes or case.sizes.queries < 3 or case.mask or case.padding:
         return False
+    call = runner.call
     if wiring.leaves_keys(base):
         return False
+    if call.takes("context") and any(map(call.is_open, call.roles)):
+        return False  # what is taken for the context may be what asks
     read = _read(runner, case)
     if read is None or _off_diagonal(read, case).any():
         return False

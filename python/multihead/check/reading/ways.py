@@ -292,11 +292,13 @@ class Reading:
 
     @property
     def layers_beside(self) -> list[str]:
-        """These, or the weights of norms of which the same holds: what these norm is not
-        understood. None where the output is, and the weights that it returns are not."""
+        """These, or the weights of norms of which the same holds, which may be one number:
+        what these norm is not understood. None where the output is, and the weights that
+        it returns are not."""
         first = next(iter((self.verdict or {}).get("cases", ())), None)
         unread = self._unread.items() if first and _fails(first) else ()
-        norms = [n for n, t in unread if t.dim() == 1 and _NORM.search(n)]
+        few = {n: t.dim() for n, t in unread if t.dim() < 2}
+        norms = [n for n, axes in few.items() if axes == 0 or _NORM.search(n)]
         return self.beside or norms
 
     @property

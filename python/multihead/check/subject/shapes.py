@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from .roles import VAGUE, normal
 from .target import Subject
+from .texts import source_of
 from .words import words
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def of_documented(call: "Call", subject: Subject) -> None:
 def _makes_queries(name: str, subject: Subject) -> bool:
     """Whether its text makes queries of it, or hands it on as such: queries=norm(y)."""
     made = rf"\b(?:q|query|queries)\w*\s*=[^\n;=]*\b{re.escape(name)}\b"
-    return re.search(made, subject.source, re.I) is not None
+    text = subject.source + source_of(inspect.unwrap(subject.entry))
+    return re.search(made, text, re.I) is not None
 
 
 def of_vague(call: "Call", subject: Subject) -> None:
@@ -69,7 +71,7 @@ def of_vague(call: "Call", subject: Subject) -> None:
         return
     asks, context = vague["x"], vague["context"]
     if _makes_queries(context, subject) and not _makes_queries(asks, subject):
-        call.roles |= {asks: "context", context: "x"}
+        call.roles |= {asks: "context", context: "query"}
 
 
 def _of_masks(call: "Call", text: str) -> None:

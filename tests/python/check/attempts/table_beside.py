@@ -119,6 +119,7 @@ WRONG = [
         online_filled_up: last_block_filled_up
         WindowTooLong: window_off_by_one
         WindowAhead: window_on_wrong_side
+        WindowAheadAndAllBefore: window_on_wrong_side
         WindowForgotten: window_ignored
         UnscaledAndNormed: scale_missing
         ScaledByEmbeddingBehindANorm: scale_by_embed_dim""",

@@ -231,6 +231,13 @@ class WindowAhead(_Windowed):
         return (distance < 0) | (distance >= self.sliding_window)
 
 
+class WindowAheadAndAllBefore(_Windowed):
+    """torch.tril(ones, diagonal=window - 1)"""
+
+    def beyond(self, distance):
+        return distance >= self.sliding_window
+
+
 class WindowForgotten(_Windowed):
     def forward(self, x):
         q, k, v = self.qkv(x)
