@@ -57,6 +57,8 @@ std::string predicate(const std::string& finding) {
       {"batch_and_sequence_exchanged", "attends over the items of its batch"},
       {"causal_in_training_alone", "is causal in training alone"},
       {"residual_lost", "leaves out the residual around its attention"},
+      {"input_returned", "returns its input"},
+      {"input_unread", "reads nothing of its input"},
       {"residual_of_context", "adds what it reads to what it returns"},
       {"paths_disagree", "has two ways to attend, which differ"},
       {"bias_cancels", "adds a learned bias that no weight follows"},

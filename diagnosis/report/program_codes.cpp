@@ -400,6 +400,13 @@ constexpr FaultCode kProgramCodes[] = {
      "Where its matrices are 0, what comes out at a place follows the "
      "sequence that is read, and not the one that asks.",
      "Add what asks to what attention returns."},
+    {"MH965", "input_returned",
+     "The layer does nothing: all of its weights are without effect.",
+     "What comes out is an input, bit for bit.",
+     "Return what attention gives."},
+    {"MH966", "input_unread", "The model says the same of everything.",
+     "Another input makes no difference to what comes out.",
+     "Project the input, not ones or zeros of its shape."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

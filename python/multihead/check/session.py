@@ -150,8 +150,7 @@ class Examination:
         return Stated(*heads, mask, self._stated_padding(), self.options.causal)
 
     def _stated_padding(self) -> str | None:
-        """What is written about padding; what the user says of a mask goes for it,
-        too, and before that where it is the only one."""
+        """What is written about padding; what is said of its only mask goes first."""
         if self.call.is_pytorchs_layer:
             return "blocked"
         written = documented.meaning_of_padding(self.call, self.subject)
@@ -167,8 +166,7 @@ class Examination:
         return said.meaning if said else None
 
     def verdict(self) -> dict | None:
-        """The engine's verdict on the best reading; None if nothing could be run, or
-        if what is wrong may come of what was made up for the call."""
+        """That on the best reading; None if nothing ran, or a guess may be what is wrong."""
         reading = self._best_reading()
         if reading is None:
             self.findings += refused.complaints(
@@ -188,8 +186,9 @@ class Examination:
         if reading.is_right:
             reading = paths.settle(reading, self._better, self._judge_parts)
         way = reading.way
-        same = [one for one in self._readings if one.way is way]
-        said = at_last.settle(reading, same, self._promises)
+        same = (one for one in self._readings if one.way is way)
+        others = itertools.chain(same, self._unread(reading))
+        said = at_last.settle(reading, others, self._promises)
         self.findings += guessing.of_calls(reading.findings, way.made_up)
         self.understood = reading.understood + way.kept_of(self.understood, self.call)
         if said:
@@ -234,21 +233,23 @@ class Examination:
 
     def _with_added_masks(self, reading: Reading, verdict: dict) -> dict:
         """The better verdict on heads, whose masks may be meant to be added."""
-        way = reading.way
-        read = {r.meaning.additive for r in self._readings if r.way is way}
-        for meaning in self._meanings(way):
-            if meaning.additive in read:
-                continue
-            kept = self._run_all(way, meaning.additive).kept
-            if not any(run.arguments.masks for run in kept):
-                continue
-            added = replace(reading, meaning=meaning, kept=kept)
-            added.facts = self._facts(added, kept)
+        for added in self._unread(reading):
             later = core.judge([added], self._promises)
             if later is not None and observation.is_better(later, verdict):
-                reading.meaning, reading.kept = meaning, kept
+                reading.meaning, reading.kept = added.meaning, added.kept
                 return later
         return verdict
+
+    def _unread(self, reading: Reading) -> Iterator[Reading]:
+        """The same calls with masks of other meanings, mostly such as are added."""
+        way = reading.way
+        read = {r.meaning.additive for r in self._readings if r.way is way}
+        for meaning in (m for m in self._meanings(way) if m.additive not in read):
+            kept = self._run_all(way, meaning.additive).kept
+            if any(run.arguments.masks for run in kept):
+                other = replace(reading, meaning=meaning, kept=kept)
+                other.facts = self._facts(other, kept)
+                yield other
 
     def _best_reading(self) -> Reading | None:
         """The first reading that is right, of a way whose first call is attention; else
@@ -410,8 +411,7 @@ class Examination:
             seconds -= finder.spent if roles else 0.0
 
     def _fewest_faults(self, way: Way, most: int = 1) -> int:
-        """With how many attention explains its first call, which takes a hundredth of
-        the time of a verdict."""
+        """With how many attention explains its first call, in little time."""
         known = observation.known_heads(way.base, way.call, self.options.num_heads)
         guesses = [known] if known else observation.guessed_heads(way.base)[:_GUESSES]
         flow, fewest = way.base.parameters.by_flow, _UNREADABLE

@@ -456,3 +456,55 @@ class PooledOverTokens(Heads):
 def test_means_of_tokens_are_not_what_is_judged():
     report = multihead.check(PooledOverTokens)
     assert report.judgement != "wrong", str(report)
+
+
+class MeansAndCovariances(nn.Module):
+    """Two attentions beside each other, whose masks are added (Fan et al., 2022)."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        for name in ("mean", "cov"):
+            for role in ("query", "key", "value", "dense"):
+                setattr(self, f"{name}_{role}", nn.Linear(dim, dim))
+        self.norm = nn.LayerNorm(dim)
+
+    def cut(self, x):
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def attended(self, q, k, v, attention_mask):
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + attention_mask
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    def forward(self, input_mean_tensor, input_cov_tensor, attention_mask):
+        means = (self.mean_query, self.mean_key, self.mean_value)
+        means = [self.cut(layer(input_mean_tensor)) for layer in means]
+        covs = (self.cov_query, self.cov_key, self.cov_value)
+        covs = [self.cut(F.elu(layer(input_cov_tensor)) + 1) for layer in covs]
+        mean = self.mean_dense(self.attended(*means, attention_mask))
+        cov = self.cov_dense(self.attended(*covs, attention_mask))
+        return self.norm(mean + input_mean_tensor), self.norm(cov + input_cov_tensor)
+
+
+def test_masks_that_are_added_in_two_attentions():
+    report = multihead.check(MeansAndCovariances)
+    assert report.judgement == "right_if", str(report)
+    assert "mask_additive" in [one["name"] for one in report.conditions]
+
+
+class ReturnsWhatItTook(Heads):
+    def forward(self, x):
+        out = self.merged(F.scaled_dot_product_attention(*self.heads(x)))
+        out = out + x
+        return x
+
+
+class ProjectsOnes(Heads):
+    def forward(self, x):
+        ones = torch.ones_like(x)
+        return self.merged(F.scaled_dot_product_attention(*self.heads(ones)))
+
+
+def test_an_input_that_comes_back_or_is_never_read():
+    assert multihead.check(ReturnsWhatItTook).cause == "input_returned"
+    assert multihead.check(ProjectsOnes).cause == "input_unread"

@@ -5,6 +5,7 @@ positions of its input."""
 
 import functools
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from ..calls import cases
@@ -36,7 +37,7 @@ _OF_SCORES = ("no product of queries and keys",)
 
 
 def settle(
-    reading: Reading, others: list[Reading], promises: dict[str, str]
+    reading: Reading, others: Iterable[Reading], promises: dict[str, str]
 ) -> list[Finding]:
     """What is said in the place of its verdict; none where that stands, which it may
     change for one on its heads. others: of the same calls, whose masks mean something
@@ -74,11 +75,11 @@ def settle(
 
 
 def _read_as_added(
-    reading: Reading, others: list[Reading], promises: dict[str, str]
+    reading: Reading, others: Iterable[Reading], promises: dict[str, str]
 ) -> None:
     """The better verdict, if its masks are meant to be added to the scores."""
     for other in (one for one in others if one.meaning.additive and one.kept):
-        later = _judge(other, promises)
+        later = core.judge([other], promises) or _judge(other, promises)
         if later is not None and observation.is_better(later, reading.verdict or {}):
             reading.verdict = later
             reading.meaning, reading.kept = other.meaning, other.kept

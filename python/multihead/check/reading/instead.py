@@ -119,6 +119,10 @@ def of_verdict(reading: Reading) -> list[Finding]:
 def _of_another_kind(reading: Reading) -> list[Finding] | None:
     """What is said before any verdict, of attention that is not meant to be PyTorch's."""
     made_up, subject = reading.way.made_up, reading.way.runner.subject
+    if not reading.is_right and reads.returns_input(reading.kept):
+        return [reads.INPUT_RETURNED]
+    if not reading.is_right and reads.reads_nothing(reading.way.runner, reading.kept):
+        return [reads.INPUT_UNREAD]
     is_open = not reading.is_right and reading.way.pools is not None
     if is_open and (not reading.faults or core.pools_by_a_query(reading.way.base)):
         # Whether a query of its own should be scaled, say, is up to the code.

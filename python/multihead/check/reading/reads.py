@@ -54,6 +54,16 @@ PREFIX_MISREAD = Finding(
     "Compare the places of keys with the length of the prefix: the query at i sees the "
     "key at j where (j < prefix[:, None, None]) | (j <= i[:, None]).",
 )
+INPUT_RETURNED = Finding(
+    "input_returned",
+    "It returns its input as it is: nothing of what it computes is in it.",
+    "Return what attention gives, or the sum of both where a residual is meant.",
+)
+INPUT_UNREAD = Finding(
+    "input_unread",
+    "It returns the same whatever it is given: nothing of its input is read.",
+    "Project the input itself, and nothing that only has its shape.",
+)
 _PREFIX = 2
 _KINDS = ("rows", "causal", "rows of each item", "keys of each item")
 _HIDES = re.compile(
@@ -170,6 +180,34 @@ def are_apart(runner: Runner, base: Run) -> bool:
     if read is None or _off_diagonal(read, case).any():
         return False
     return len(axes) < 3 or not _mixes_items(runner, case)
+
+
+def returns_input(kept: list[Run]) -> bool:
+    """Whether all runs return one of their sequences, bit for bit, of those that the
+    code had copies of."""
+    copied = [run for run in kept if run.leaves]
+    return bool(copied) and all(
+        any(_is_same(run.out, leaf) for leaf in run.leaves.values()) for run in copied
+    )
+
+
+def _is_same(out: Tensor, sequence: Tensor) -> bool:
+    """sequence: as it was given, with its features first, perhaps."""
+    ways = [sequence] + [sequence.movedim(1, -1)] * (sequence.dim() > 2)
+    return any(torch.equal(out.flatten(), way.flatten()) for way in ways)
+
+
+def reads_nothing(runner: Runner, kept: list[Run]) -> bool:
+    """Whether other sequences make no difference."""
+    base = next((run for run in kept if run.gradients), None)
+    if base is None or any(one.any() for one in base.gradients.values()):
+        return False
+
+    def redraw(sequence: Tensor) -> None:
+        sequence.copy_(torch.randn_like(sequence))
+
+    runs = again.twice(runner, replace(base.case, gradients=False), redraw)
+    return runs is not None and torch.equal(runs[0].out, runs[1].out)
 
 
 def _axes(case: Case) -> list[str]:
