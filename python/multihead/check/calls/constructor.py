@@ -58,10 +58,24 @@ class Constructor:
         return [name for name in names if self._roles.get(name, "") is None]
 
     def _for_no_layer(self) -> list[str]:
-        """Counts of words, or of queries, that no layer or parameter is made for."""
+        """Counts of words, or of queries, that no layer or parameter is made for; of heads,
+        where they count groups of a norm."""
         text = self._subject.source or source_of(self._subject.target)
         counts = [n for n, r in self._roles.items() if r in ("vocabulary", "learned")]
-        return [n for n in counts if not re.search(_MADE.format(re.escape(n)), text)]
+        left = [n for n in counts if not re.search(_MADE.format(re.escape(n)), text)]
+        return left + [
+            n
+            for n, r in self._roles.items()
+            if r == "num_heads" and self._is_of_norm(n)
+        ]
+
+    def _is_of_norm(self, name: str) -> bool:
+        """Whether nothing but the groups of a norm are counted by it."""
+        body = self._text.partition("super()")[2]
+        used = len(re.findall(rf"\b{re.escape(name)}\b", body))
+        return (
+            0 < used == len(re.findall(rf"\bGroupNorm\(\s*{re.escape(name)}\b", body))
+        )
 
     def _for_settings(self) -> list[str]:
         """Configurations, whatever their names: what is required, and of which the

@@ -57,6 +57,7 @@ class Form:
     side: int | None = None
     parts: tuple[int, ...] = ()  # the sizes that a sequence of queries is of
     fact: str = ""  # what the engine is told of it
+    chosen: tuple[str, ...] = ()  # arguments of which we chose one way that it has
 
     def keep(self, inputs: object) -> None:
         """Has all calls take what these inputs hold beside tensors, by name."""

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..subject.roles import TENSORS
 from ..subject.signature import Call
+from ..subject.sliding import OF_WINDOWS, is_sliding
 from ..subject.target import Subject
 from ..subject.words import words
 from .asked import size_of
@@ -37,6 +38,7 @@ _TIMES = {"time", "times", "timestamp", "timestamps", "pos", "position", "positi
 _TIMES |= {"step", "steps", "index", "ids", "segment", "type"}
 _LENGTHS = {"len", "lens", "length", "lengths"}
 _MASKS = {"mask", "masks"}
+_OF_CONTEXTS = re.compile("cross|context|memory|enc\\w*.?dec", re.I)
 # Roles of which everything is known, whatever the call.
 _KNOWN = {*TENSORS, "num_heads", "scale", "padding", "lengths", "is_causal", "dropout"}
 _MOST = 6  # arguments that are not known
@@ -161,6 +163,8 @@ class _Found:
         if not self._is_done and self._looks < _LOOKS:
             with torch.random.fork_rng(devices=[]):
                 self._look(target, given, sizes)
+        if not self._is_done:
+            raise ValueError("nothing was found that lets it attend")
         return self._called(target, given, sizes, self._kinds)
 
     def _called(
@@ -179,7 +183,7 @@ class _Found:
     ) -> None:
         """Takes one argument after the other for what brings the code furthest."""
         self._looks, calls = self._looks + 1, 0
-        own = {n: _words(self.subject, n) for n in self.names}
+        own = {n: _words(self.subject, self.form.call, n) for n in self.names}
         self._kinds = {n: kinds[0] for n, kinds in own.items() if kinds}
 
         def reached(tried: dict[str, _Kind]) -> _Reached:
@@ -209,6 +213,8 @@ class _Found:
         self._is_done = True
         said = (f"{n} {self._kinds.get(n, _NONE)}" for n in self.names)
         self.form.said = " · ".join(said)
+        kinds = self._kinds.items()
+        self.form.chosen = tuple(n for n, k in kinds if k.word or k.counts)
 
     def _to_try(
         self, own: dict[str, list[_Kind]], sizes: dict[str, int], furthest: "_Reached"
@@ -220,6 +226,7 @@ class _Found:
             # Of keys that are made of zeros, or scores that are multiplied by them.
             for name in names:
                 kind = self._kinds.get(name, _NONE)
+                yield from ({name: word} for word in own[name])
                 yield {name: _SAME}
                 if kind.shape is not None:
                     yield {name: replace(kind, fill=1 - kind.fill)}
@@ -254,7 +261,7 @@ def _reached(
     positions of those of one, and not by their mean, as where all weights are alike."""
     plain = {n: v.detach() if isinstance(v, Tensor) else v for n, v in given.items()}
 
-    def returned(axis: int, change: float) -> Tensor | None:
+    def returned(axis: int, share: float) -> Tensor | None:
         copies = {
             n: v.clone() if isinstance(v, Tensor) else v for n, v in plain.items()
         }
@@ -264,14 +271,15 @@ def _reached(
                 and value.dim() >= 3
                 and value.dtype.is_floating_point
             ):
-                value.select(axis, value.shape[axis] // 2).add_(change)
+                place = value.select(axis, value.shape[axis] // 2)
+                place.add_(share * torch.linspace(-1, 1, place.shape[-1]).cos())
         torch.manual_seed(0)  # dropout is the same in all
         return _first(call(copies))
 
     try:
         with _disable_current_modes(), torch.no_grad():
             for axis in (-2, 0):  # of positions, with items first or not
-                outs = [returned(axis, change) for change in (0.0, 1.0, -1.0)]
+                outs = [returned(axis, share) for share in (0.0, 1.0, -1.0)]
                 if _attends([out for out in outs if out is not None], axis):
                     return _END
     except Exception as error:
@@ -347,10 +355,13 @@ def _kinds(name: str, sizes: dict[str, int]) -> Iterator[_Kind]:
             tried.add(made)
 
 
-def _words(subject: Subject, name: str) -> list[_Kind]:
-    """Those that the code compares it with."""
+def _words(subject: Subject, call: Call, name: str) -> list[_Kind]:
+    """Those that the code compares it with; first such as need what it also takes."""
     own = re.escape(name)
     found = re.findall(rf"\b{own}\s*==\s*[\"']([\w-]+)[\"']", subject.source)
     for listed in re.findall(rf"\b{own}\s+in\s+[(\[{{]([^)\]}}]*)", subject.source):
         found += re.findall(r"[\"']([\w-]+)[\"']", listed)
-    return [_Kind(word) for word in dict.fromkeys(found)]
+    needed = [OF_WINDOWS] if is_sliding(subject.source) else []
+    needed += [_OF_CONTEXTS] if call.takes("context") or call.takes("key") else []
+    first = [w for w in found if any(kind.search(w) for kind in needed)]
+    return [_Kind(word) for word in dict.fromkeys([*first, *found])]

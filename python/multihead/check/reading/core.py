@@ -3,6 +3,7 @@
 is not explained, as beside layers that attention has no use for."""
 
 import functools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,10 @@ from .ways import Reading
 # another reading, once there is an explanation: only what has fewer faults is better.
 _EFFORT, LITTLE_EFFORT = 0.1, 0.03
 _MOST_EFFORT = 0.3  # of all of them, before each has little
+_CUTS_HEADS = re.compile(
+    r"//\s*(?:self\.)?\w*head|/\s*(?:self\.)?n\w*_?heads\b|head_?(?:dim|size|width)",
+    re.I,
+)
 _SHOWN = 5  # names of what stands beside
 
 # Where the whole is not explained, and nothing stands beside attention.
@@ -409,6 +414,8 @@ def _heads_to_be(reading: Reading, found: list[tuple[Run, Core]]) -> list[int]:
     """How many heads each run should have had, where it was told several and attends
     with one of all features; none otherwise."""
     call, stated = reading.way.call, reading.meaning.stated
+    if not _CUTS_HEADS.search(reading.way.runner.subject.source):
+        return []  # which may count something else
     told = []
     for run, one in found:
         count = observation.known_heads(run, call, stated.num_heads)

@@ -14,7 +14,7 @@ from ..subject.promised import (
     speaks_of_positions,
     turns_queries_and_keys,
 )
-from ..subject.roles import speaks
+from ..subject.roles import role_of_name, speaks
 from ..subject.signature import text_of_entry
 from . import (
     across,
@@ -77,6 +77,8 @@ _BEHIND_CONTEXT = Finding(
 def of_verdict(reading: Reading) -> list[Finding]:
     """None where the verdict stands."""
     made_up, subject = reading.way.made_up, reading.way.runner.subject
+    if chosen := _of_a_choice(reading):
+        return [guessing.doubt(chosen, reading.faults)]
     if (said := _of_another_kind(reading)) is not None:
         return said
     doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
@@ -114,6 +116,20 @@ def of_verdict(reading: Reading) -> list[Finding]:
     is_ignored = reading.faults == ["mask_ignored"]
     said = _outside(reading) or (reading.mask_doubt if is_ignored else None)
     return [said] if said else []
+
+
+# What is so in one of the ways that code has, and need not be in the others.
+_OF_CHOICES = re.compile(r"window|causal|context_unread|input_|positions_apart")
+
+
+def _of_a_choice(reading: Reading) -> dict[str, str]:
+    """Arguments of which we chose one way of the code, or an order of numbers, where what
+    is wrong may come of that."""
+    form = reading.way.form
+    said = [*reading.faults, *(f.name for f in reading.way.findings)]
+    if form is None or not any(map(_OF_CHOICES.search, said)):
+        return {}
+    return dict.fromkeys(form.chosen, "")
 
 
 def _of_another_kind(reading: Reading) -> list[Finding] | None:
@@ -202,6 +218,7 @@ def _against_its_text(reading: Reading) -> Finding | None:
         return flaws.ALIBI_RISES
     call, built = reading.way.call, reading.way.runner.construction
     counts_on = any(map(call.takes, _OF_POSITIONS)) or bool(call.guessed)
+    counts_on |= any(role_of_name(p.name) in _OF_POSITIONS for p in call.parameters)
     counts_on |= built is not None and built.is_unturned
     counts_on |= any(
         type(p.default) is int or p.annotation is int for p in call.parameters

@@ -73,6 +73,8 @@ def is_of_context(runner: Runner, base: Run) -> bool:
     case = replace(base.case, gradients=False, mask=None, padding=None)
     if case.layout != cases.LAYER or case.relation != "equal":
         return False  # lengths that differ have no common places
+    if not _asks(base):
+        return False  # what is taken for the context may be what asks
     target = runner.target_of(case, may_hang=False)[0]
     if not isinstance(target, nn.Module) or not _matrices(target):
         return False
@@ -91,6 +93,14 @@ def is_of_context(runner: Runner, base: Run) -> bool:
         for b, a in ((before.out, after.out) for before, after in runs)
     )
     return not any(by_query) and by_key[-1] and not any(by_key[:-1])
+
+
+def _asks(run: Run) -> bool:
+    """Whether queries come of what is taken for that, and keys of the other sequence."""
+    found = run.recorder.cores.found if run.recorder else []
+    return bool(found) and all(
+        one.sources[0] == {"query"} and one.sources[1] == {"key"} for one in found
+    )
 
 
 def _lost(names: list[str]) -> Finding:

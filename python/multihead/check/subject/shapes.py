@@ -60,13 +60,18 @@ def _makes_queries(name: str, subject: Subject) -> bool:
     return re.search(made, text, re.I) is not None
 
 
+def _is_vague(call: "Call", name: str) -> bool:
+    return name in call.guessed or normal(name) in VAGUE or len(name) == 1
+
+
 def of_vague(call: "Call", subject: Subject) -> None:
-    """Exchanges x and y, where queries are made of y."""
+    """Exchanges x and y, or two of which places alone tell, where queries are made of
+    the second."""
     vague = {r: n for n, r in call.roles.items() if r in ("x", "context")}
     if (
         len(vague) < 2
         or call.takes("query")
-        or not {normal(n) for n in vague.values()} <= VAGUE
+        or not all(_is_vague(call, n) for n in vague.values())
     ):
         return
     asks, context = vague["x"], vague["context"]

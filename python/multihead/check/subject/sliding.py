@@ -29,9 +29,28 @@ _OF_SEQUENCES = re.compile(
 )
 
 
+# Of streams: how many frames ahead each sees.
+_AHEAD = re.compile(r"(?<!look)(?<!look[-_ ])\bahead\b|right_context", re.I)
+
+
 def is_sliding(text: str) -> bool:
     """Whether the code of this text has windows that move along a sequence."""
-    return bool(_OF_SEQUENCES.search(text)) and not _OF_IMAGES.search(text)
+    is_other = _OF_IMAGES.search(text) or _AHEAD.search(text)
+    return bool(_OF_SEQUENCES.search(text)) and not is_other
+
+
+OF_WINDOWS = re.compile("local|slid|window|band", re.I)  # in words for a kind
+
+
+def is_by_choice(parameters: Iterable[inspect.Parameter], text: str) -> bool:
+    """Whether it has such windows if a word asks for them that is not its default, as
+    pattern="global"."""
+    for name, default in ((p.name, p.default) for p in parameters):
+        words_of = re.findall(rf"\b{re.escape(name)}\s*==\s*[\"']([\w-]+)[\"']", text)
+        asks = any(map(OF_WINDOWS.search, words_of))
+        if asks and isinstance(default, str) and not OF_WINDOWS.search(default):
+            return True
+    return False
 
 
 def is_size(name: str) -> bool:
@@ -78,7 +97,10 @@ def _is_size(parameter: inspect.Parameter, text: str) -> bool:
     kept += filter(is_size, re.findall(r"\bself\.(\w+)", text))
     size = rf"(?:\w+\.)?(?:{'|'.join(map(re.escape, {name, *kept}))})\b"
     used = rf"[<>]=?\s*\(?-?\s*{size}|{size}\s*[<>]|[-+]\s*{size}|=\s*\(?-\s*\(?{size}"
-    used += rf"|\btri[lu]\([^()\n]*{size}"
+    if re.search(
+        r"sliding|local|windowed", text, re.I
+    ):  # and does not look ahead by it
+        used += rf"|\btri[lu]\([^()\n]*{size}"
     if "window" in name.lower():
         used += rf"|(?<!def )(?<!torch\.)(?<!F\.)\b\w+\([^()\n]*,\s*{re.escape(name)}\b"
     return re.search(used, text) is not None

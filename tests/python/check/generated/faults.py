@@ -408,15 +408,15 @@ HEADS = [
     ),
 ]
 # Beside norms that only its heads are judged behind, one of these is told by its layers.
-_TWICE = "layer_used_twice"
+TWICE = "layer_used_twice"
 PROJECTIONS = [
     Fault(("query_key_swapped",), separate, _matrices("k", "q", "v")),
     Fault(("key_value_swapped",), separate, _matrices("q", "v", "k")),
     Fault(("query_value_swapped",), separate, _matrices("v", "k", "q")),
-    Fault(("one_projection_for_all", _TWICE), separate, _matrices("q", "q", "q")),
-    Fault(("key_weight_for_values", _TWICE), separate, _matrices("q", "k", "k")),
-    Fault(("query_weight_for_keys", _TWICE), separate, _matrices("q", "q", "v")),
-    Fault(("value_weight_for_keys", _TWICE), separate, _matrices("q", "v", "v")),
+    Fault(("one_projection_for_all", TWICE), separate, _matrices("q", "q", "q")),
+    Fault(("key_weight_for_values", TWICE), separate, _matrices("q", "k", "k")),
+    Fault(("query_weight_for_keys", TWICE), separate, _matrices("q", "q", "v")),
+    Fault(("value_weight_for_keys", TWICE), separate, _matrices("q", "v", "v")),
     Fault(
         ("value_from_key",),
         lambda s: s.inputs == "three" and separate(s),

@@ -5,6 +5,7 @@ a step of another shape."""
 from collections.abc import Callable
 
 from .faults import (
+    TWICE,
     Fault,
     _causal,
     _divide,
@@ -120,9 +121,9 @@ PROJECTIONS = [
     ),
     Fault(("projections_rotated",), as_wide, _matrices("k", "v", "q")),
     Fault(("projections_rotated",), as_wide, _matrices("v", "q", "k")),
-    Fault(("query_weight_for_values",), as_wide, _matrices("q", "k", "q")),
-    Fault(("key_weight_for_queries",), as_wide, _matrices("k", "k", "v")),
-    Fault(("value_weight_for_queries",), as_wide, _matrices("v", "k", "v")),
+    Fault(("query_weight_for_values", TWICE), as_wide, _matrices("q", "k", "q")),
+    Fault(("key_weight_for_queries", TWICE), as_wide, _matrices("k", "k", "v")),
+    Fault(("value_weight_for_queries", TWICE), as_wide, _matrices("v", "k", "v")),
     Fault(("key_from_query",), free, _all(equal, _sources("q", "q", "v"))),
     Fault(("value_from_query",), free, _all(equal, _sources("q", "k", "q"))),
     Fault(("query_from_key",), free, _all(equal, _sources("k", "k", "v"))),
