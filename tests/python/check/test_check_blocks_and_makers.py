@@ -2,6 +2,8 @@
 """Residuals that are lost, modes that mask alone, graphs, functions that make functions,
 sizes that a class fixes, sequences that only a docstring names, and recurrent decoders."""
 
+import functools
+
 import pytest
 import torch
 from heads import Heads
@@ -108,6 +110,33 @@ class GatedByMemory(ReadsMemory):
 class AddsMemoryPlainly(AddsMemory):
     def norm(self, x, gain):
         return x
+
+
+class DecoderOfVagueNames(nn.Module):
+    """Which of the two asks, no name says."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        make = functools.partial(
+            nn.MultiheadAttention, dim, num_heads, batch_first=True
+        )
+        self.self_attn, self.cross_attn = make(), make()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+
+    def forward(self, y, x):
+        y = self.norm1(y + self.self_attn(y, y, y, need_weights=False)[0])
+        return self.norm2(y + self.cross_attn(y, x, x, need_weights=False)[0])
+
+
+class TextReadsImage(DecoderOfVagueNames):
+    def forward(self, image, text):
+        keys = self.norm1(image)
+        return text + self.cross_attn(self.norm2(text), keys, keys)[0]
+
+
+@pytest.mark.parametrize("subject", [DecoderOfVagueNames, TextReadsImage])
+def test_a_residual_of_what_asks_whatever_it_is_called(subject):
+    assert multihead.check(subject).judgement != "wrong"
 
 
 def test_a_residual_of_what_is_read():

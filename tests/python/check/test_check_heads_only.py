@@ -79,6 +79,38 @@ def test_heads_that_are_never_cut_beside_a_convolution(subject):
     assert report.cause == "heads_not_split", str(report)
 
 
+class _OfOneHead(nn.Module):
+    """One head on purpose; it counts what it predicts from that."""
+
+    def __init__(self, dim, num_heads=2):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(dim, dim) for _ in range(3))
+        self.heads = nn.ModuleList([nn.Linear(dim, dim) for _ in range(num_heads)])
+
+    def forward(self, x):
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        read = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+        return torch.stack([head(read).tanh() for head in self.heads]).mean(0)
+
+
+class _NormedByGroups(nn.Module):
+    def __init__(self, dim, num_heads=4):
+        super().__init__()
+        self.norm = nn.GroupNorm(num_heads, dim)
+        self.query, self.key, self.value = (nn.Linear(dim, dim) for _ in range(3))
+
+    def forward(self, x):
+        y = self.norm(x.mT).mT
+        q, k, v = self.query(y), self.key(y), self.value(y)
+        return x + (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("subject", [_OfOneHead, _NormedByGroups])
+def test_heads_that_count_something_else(subject):
+    report = multihead.check(subject)
+    assert report.judgement.startswith("right"), str(report)
+
+
 class _DropsBefore(_Convolved):
     """What is dropped on the way to the heads says nothing of their weights."""
 

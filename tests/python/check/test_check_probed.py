@@ -151,3 +151,77 @@ class Whole(Heads):
 def test_zeros_that_change_more_are_not_taken():
     assert multihead.check(Gated).judgement != "wrong"
     assert multihead.check(Whole).judgement.startswith("right")
+
+
+class OfWindows(Heads):
+    """Words of which one alone needs the window that it is told."""
+
+    def __init__(self, dim, num_heads, window=3):
+        super().__init__(dim, num_heads)
+        self.window = window
+
+    def forward(self, x, attention_type):
+        q, k, v = self.heads(x)
+        place = torch.arange(x.shape[1])
+        distance = place[:, None] - place
+        if attention_type == "full":
+            seen = torch.ones_like(distance, dtype=torch.bool)
+        elif attention_type == "local":
+            seen = distance.abs() <= self.window
+        else:
+            raise ValueError(attention_type)
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        return self.merged(scores.masked_fill(~seen, -math.inf).softmax(-1) @ v)
+
+
+class OfWindowsByDefault(OfWindows):
+    """What is asked for by a word that is not the default."""
+
+    def forward(self, x, pattern="global"):
+        return super().forward(x, "local" if pattern == "window" else "full")
+
+
+class OfNone(Heads):
+    """Words of which one leaves attention out; behind a norm."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x, attention_type):
+        if attention_type == "none":
+            return x
+        if attention_type == "joint":
+            q, k, v = self.heads(self.norm(x))
+            weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+            return x + self.merged(weights @ v)
+        raise ValueError(attention_type)
+
+
+class Directed(Heads):
+    """Words of which either is half of what is meant (Shen et al., 2018)."""
+
+    def forward(self, x, direction):
+        q, k, v = self.heads(x)
+        hidden = torch.ones(x.shape[1], x.shape[1]).bool()
+        hidden = hidden.tril(-1) if direction == "backward" else hidden.triu(1)
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(hidden, -math.inf)
+        return self.merged(scores.softmax(-1) @ v)
+
+
+class ByAge(Heads):
+    """Numbers whose order means something."""
+
+    def forward(self, x, ages):
+        q, k, v = self.heads(x)
+        older = (ages[:, None, :] >= ages[:, :, None]).unsqueeze(1)
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~older, -math.inf)
+        return self.merged(scores.softmax(-1) @ v)
+
+
+@pytest.mark.parametrize(
+    "subject", [OfWindows, OfWindowsByDefault, OfNone, Directed, ByAge]
+)
+def test_one_way_of_several_is_no_fault(subject):
+    report = multihead.check(subject)
+    assert report.judgement != "wrong", str(report)

@@ -275,3 +275,20 @@ def test_positions_that_turn_only_where_they_are_asked_for():
     assert multihead.check(TurnsIfAsked).judgement == "right"
     report = multihead.check(TurnsPairsIfAsked)
     assert report.causes == ["rotary_misapplied"] and "use_rope=True" in str(report)
+
+
+class RotaryWhereGiven(Block):
+    """Turns by what it may be given, and is right without."""
+
+    def forward(self, x, freqs=None):
+        parts = self.qkv(self.norm(x)).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        if freqs is not None:
+            q, k = rotated(q, -2, freqs), rotated(k, -2, freqs)
+        out = F.scaled_dot_product_attention(q, k, v)
+        return x + self.o(out.transpose(1, 2).flatten(2))
+
+
+def test_positions_that_are_left_out_turn_nothing_alike():
+    report = multihead.check(RotaryWhereGiven)
+    assert report.judgement.startswith("right"), str(report)

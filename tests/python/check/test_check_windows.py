@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from heads import Heads
 from torch import nn
 
 import multihead
@@ -200,3 +201,23 @@ def test_grids_are_put_back_where_they_were_cut():
     report = multihead.check(OfGrids)
     assert [c["name"] for c in report.conditions] == ["residual_inside"], str(report)
     assert multihead.check(GridsAsWindows).cause == "windows_misplaced"
+
+
+class Streaming(Heads):
+    """window: how many frames ahead each one sees, beside all before."""
+
+    def __init__(self, dim, num_heads, window=2):
+        super().__init__(dim, num_heads)
+        self.window = window
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        place = torch.arange(x.shape[1])
+        seen = place[None] <= place[:, None] + self.window
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, float("-inf"))
+        return self.merged(scores.softmax(-1) @ v)
+
+
+def test_a_window_that_is_said_to_lie_ahead():
+    report = multihead.check(Streaming)
+    assert report.judgement != "wrong", str(report)
