@@ -4,6 +4,8 @@ attention in words. Each such argument is given what lets the code come furthest
 line: zeros of some shape, which mostly change nothing, or a word that the code compares it
 with."""
 
+import contextlib
+import copy
 import inspect
 import linecache
 import math
@@ -14,31 +16,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..subject.roles import TENSORS
 from ..subject.signature import Call
-from ..subject.sliding import OF_WINDOWS, is_sliding
 from ..subject.target import Subject
 from ..subject.words import words
-from .asked import size_of
 from .forms import Form, called, formed
+from .made_up import MASKS, NONE, SAME, Kind, kinds_for, sizes_of, words_of
 
-# B items, L queries, S keys, E features, H heads and D features of each.
-_SEQUENCES = ("B L E", "B S E", "B L D", "L E", "B L 1")
-_OF_PAIRS = ("B L S E", "B L S D", "B L S", "B L S H", "B H L S")
-_OF_PAIRS += ("B H L S D", "L S", "L S E", "L S D")
-_OF_ITEMS = ("B L", "B S", "B E", "B")
-_LEARNED = ("H D", "E")
-# What is tried first, by words of the name.
-_PAIRS = {"edge", "edges", "pair", "pairs", "e", "z", "delta", "rel", "relation"}
-_PAIRS |= {"relations", "dist", "dists", "distance", "distances", "matrix", "bias"}
-_TIMES = {"time", "times", "timestamp", "timestamps", "pos", "position", "positions"}
-_TIMES |= {"step", "steps", "index", "ids", "segment", "type"}
-_LENGTHS = {"len", "lens", "length", "lengths"}
-_MASKS = {"mask", "masks"}
-_OF_CONTEXTS = re.compile("cross|context|memory|enc\\w*.?dec", re.I)
 # Roles of which everything is known, whatever the call.
 _KNOWN = {*TENSORS, "num_heads", "scale", "padding", "lengths", "is_causal", "dropout"}
 _MOST = 6  # arguments that are not known
@@ -62,7 +49,7 @@ def probed(
     ]
     if sequence is None or not 0 < len(unknown) <= _MOST:
         return
-    masks = [n for n in unknown if set(words(n)) & _MASKS][:1]
+    masks = [n for n in unknown if set(words(n)) & MASKS][:1]
     rest = [n for n in unknown if n not in masks]
     if masks and rest:
         role = call.roles[masks[0]] if masks[0] not in call.guessed else "padding"
@@ -95,50 +82,6 @@ def _form(found: "_Found", call: Call, layouts: tuple[str, ...]) -> Form:
     return form
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """What an argument is given: a word, or numbers. fill: zeros or ones; shape: by the
-    letters of its axes. None at all is None."""
-
-    word: str | None = None
-    fill: float = 0.0
-    shape: str | None = None
-    dtype: torch.dtype | None = None  # that of the sequence
-
-    @property
-    def counts(self) -> bool:
-        """Whether it is the number of each position, as of times."""
-        is_number = self.dtype is None and not self.fill
-        return is_number and self.shape in ("B L", "B S")
-
-    def value(self, sizes: dict[str, int], whole: Tensor) -> object:
-        if self is _SAME:
-            return whole
-        if self is _WHOLE:
-            return torch.full([sizes["B"]], sizes["S"])
-        if self.shape is None:
-            return self.word
-        dtype = self.dtype or whole.dtype
-        counts = [sizes[axis] for axis in self.shape.split()]
-        if self.counts:
-            return torch.arange(counts[1], dtype=dtype).repeat(counts[0], 1)
-        return torch.full(counts, self.fill, dtype=dtype)
-
-    def __str__(self) -> str:
-        if self is _SAME or self is _WHOLE:
-            return f"taken for {self.word}"
-        if self.shape is None:
-            return "None" if self.word is None else f"= {self.word!r}"
-        kind = "ones" if self.fill else "zeros"
-        kind = "the number of each position" if self.counts else kind
-        axes = self.shape.replace(" ", ", ") + "," * (len(self.shape) == 1)
-        return f"given as {kind}, ({axes})"
-
-
-_NONE = _Kind()
-_SAME, _WHOLE = _Kind("the sequence itself"), _Kind("the whole length of each item")
-
-
 class _Found:
     """Calls the code with what was found for the arguments of these names, and looks for
     it at first. mask: what must be given beside them."""
@@ -150,7 +93,7 @@ class _Found:
     ) -> None:
         self.subject, self.names = subject, names
         self._sequence, self._mask = sequence, mask
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[str, Kind] = {}
         self._looks, self._is_done = 0, False
 
     def __call__(self, target: object, /, **given: object) -> object:
@@ -159,10 +102,10 @@ class _Found:
             raise ValueError("it takes no sequence")
         if self._mask and given[self._mask] is None:
             raise ValueError("it must be given a mask")
-        sizes = _sizes(target, given, whole)
+        sizes = sizes_of(target, given, whole)
         if not self._is_done and self._looks < _LOOKS:
             with torch.random.fork_rng(devices=[]):
-                self._look(target, given, sizes)
+                self._look(_copied(target), given, sizes)
         if not self._is_done:
             raise ValueError("nothing was found that lets it attend")
         return self._called(target, given, sizes, self._kinds)
@@ -172,10 +115,10 @@ class _Found:
         target: object,
         given: dict[str, object],
         sizes: dict[str, int],
-        kinds: dict[str, _Kind],
+        kinds: dict[str, Kind],
     ) -> object:
         whole = given[self._sequence]
-        made = {n: kinds.get(n, _NONE).value(sizes, whole) for n in self.names}
+        made = {n: kinds.get(n, NONE).value(sizes, whole) for n in self.names}
         return called(self.subject, target, given | made)
 
     def _look(
@@ -183,16 +126,15 @@ class _Found:
     ) -> None:
         """Takes one argument after the other for what brings the code furthest."""
         self._looks, calls = self._looks + 1, 0
-        own = {n: _words(self.subject, self.form.call, n) for n in self.names}
+        own = {n: words_of(self.subject, self.form.call, n) for n in self.names}
         self._kinds = {n: kinds[0] for n, kinds in own.items() if kinds}
 
-        def reached(tried: dict[str, _Kind]) -> _Reached:
-            nonlocal calls
-            calls += 1
-
+        def reached(tried: dict[str, Kind]) -> _Reached:
             def call(given: dict[str, object]) -> object:
                 return self._called(target, given, sizes, self._kinds | tried)
 
+            nonlocal calls
+            calls += 1
             return _reached(call, given, _file(self.subject))
 
         furthest = reached({})
@@ -211,32 +153,39 @@ class _Found:
             furthest = best
             self._kinds |= chosen
         self._is_done = True
-        said = (f"{n} {self._kinds.get(n, _NONE)}" for n in self.names)
+        said = (f"{n} {self._kinds.get(n, NONE)}" for n in self.names)
         self.form.said = " · ".join(said)
         kinds = self._kinds.items()
-        self.form.chosen = tuple(n for n, k in kinds if k.word or k.counts)
+        self.form.chosen = tuple(n for n, kind in kinds if kind.is_choice)
 
     def _to_try(
-        self, own: dict[str, list[_Kind]], sizes: dict[str, int], furthest: "_Reached"
-    ) -> Iterator[dict[str, _Kind]]:
+        self, own: dict[str, list[Kind]], sizes: dict[str, int], furthest: "_Reached"
+    ) -> Iterator[dict[str, Kind]]:
         """Other kinds of one argument, first of those at which it stopped; of all that
         are no words at once, as those of a gain and a bias. own: words by name."""
         names = sorted(self.names, key=lambda n: not furthest.names(n))
         if furthest == _NO_ATTENTION:
             # Of keys that are made of zeros, or scores that are multiplied by them.
             for name in names:
-                kind = self._kinds.get(name, _NONE)
+                kind = self._kinds.get(name, NONE)
                 yield from ({name: word} for word in own[name])
-                yield {name: _SAME}
+                yield {name: SAME}
                 if kind.shape is not None:
                     yield {name: replace(kind, fill=1 - kind.fill)}
             return
         for name in names:
-            for kind in _kinds(name, sizes):
+            for kind in kinds_for(name, sizes):
                 yield {name: kind}
         numbers = [name for name in names if not own[name]]
-        for kind in _kinds(numbers[0], sizes) if len(numbers) > 1 else ():
+        for kind in kinds_for(numbers[0], sizes) if len(numbers) > 1 else ():
             yield dict.fromkeys(numbers, kind)
+
+
+def _copied(target: object) -> object:
+    """Calls may change what it keeps, as a cache."""
+    with contextlib.suppress(Exception):
+        return copy.deepcopy(target)
+    return target
 
 
 @dataclass(order=True)
@@ -259,20 +208,16 @@ def _reached(
 ) -> _Reached:
     """How far it comes, in lines of this file. Attention is what makes numbers of other
     positions of those of one, and not by their mean, as where all weights are alike."""
-    plain = {n: v.detach() if isinstance(v, Tensor) else v for n, v in given.items()}
 
     def returned(axis: int, share: float) -> Tensor | None:
-        copies = {
-            n: v.clone() if isinstance(v, Tensor) else v for n, v in plain.items()
-        }
-        for value in copies.values():
-            if (
-                isinstance(value, Tensor)
-                and value.dim() >= 3
-                and value.dtype.is_floating_point
-            ):
-                place = value.select(axis, value.shape[axis] // 2)
-                place.add_(share * torch.linspace(-1, 1, place.shape[-1]).cos())
+        copies = dict(given)
+        for name, value in given.items():
+            if isinstance(value, Tensor):
+                copies[name] = changed = value.detach().clone()
+                if value.dim() >= 3 and value.is_floating_point():
+                    place = changed.select(axis, value.shape[axis] // 2)
+                    # No norm removes it.
+                    place += share * torch.linspace(-1, 1, place.shape[-1]).cos()
         torch.manual_seed(0)  # dropout is the same in all
         return _first(call(copies))
 
@@ -317,51 +262,3 @@ def _attends(outs: list[Tensor], axis: int) -> bool:
 def _file(subject: Subject) -> str:
     code = getattr(inspect.unwrap(subject.entry), "__code__", None)
     return code.co_filename if code else ""
-
-
-def _sizes(target: object, given: dict[str, object], whole: Tensor) -> dict[str, int]:
-    """By letters of axes; heads and their width where the code keeps how many it has."""
-    keys = (given.get(n) for n in ("key", "keys", "k", "K"))
-    key = next((k for k in keys if isinstance(k, Tensor)), whole)
-    kept = vars(target).items() if isinstance(target, nn.Module) else ()
-    counts = [n for name, n in kept if type(n) is int and size_of(name) == "num_heads"]
-    width, heads = whole.shape[-1], next(iter(counts), 0)
-    if whole.dim() == 4:
-        heads = whole.shape[1]
-        width *= heads
-    sizes = {"B": len(whole), "L": whole.shape[-2], "S": key.shape[-2]}
-    of_heads = {"H": heads, "D": width // heads} if heads and width % heads == 0 else {}
-    return sizes | of_heads | {"E": width, "1": 1}
-
-
-def _kinds(name: str, sizes: dict[str, int]) -> Iterator[_Kind]:
-    """Likelier first: numbers, then those of places and of choices."""
-    said = set(words(name))
-    if said & _MASKS:
-        yield from (_Kind(fill=1, shape=shape) for shape in ("B L", "L S", "B L S"))
-    if said & _LENGTHS:
-        yield _WHOLE
-    first = _OF_PAIRS if said & _PAIRS else _OF_ITEMS if said & _TIMES else ()
-    shapes = dict.fromkeys([*first, *_SEQUENCES, *_OF_PAIRS, *_OF_ITEMS, *_LEARNED])
-    tried = set()
-    for dtype in (None, torch.int64, torch.bool):
-        for shape in shapes:
-            axes = shape.split()
-            if any(a not in sizes for a in axes) or (dtype and {"E", "D"} & {*axes}):
-                continue
-            made = (dtype, *(sizes[a] for a in axes))
-            if made not in tried:
-                yield _Kind(shape=shape, dtype=dtype)
-            tried.add(made)
-
-
-def _words(subject: Subject, call: Call, name: str) -> list[_Kind]:
-    """Those that the code compares it with; first such as need what it also takes."""
-    own = re.escape(name)
-    found = re.findall(rf"\b{own}\s*==\s*[\"']([\w-]+)[\"']", subject.source)
-    for listed in re.findall(rf"\b{own}\s+in\s+[(\[{{]([^)\]}}]*)", subject.source):
-        found += re.findall(r"[\"']([\w-]+)[\"']", listed)
-    needed = [OF_WINDOWS] if is_sliding(subject.source) else []
-    needed += [_OF_CONTEXTS] if call.takes("context") or call.takes("key") else []
-    first = [w for w in found if any(kind.search(w) for kind in needed)]
-    return [_Kind(word) for word in dict.fromkeys([*first, *found])]
