@@ -37,6 +37,10 @@ class TransformerBlockWithout(TransformerBlock):
         return self.attn(x, x, x)[0]
 
 
+class DiTBlock(TransformerBlockWithout):
+    """Of any name that ends so."""
+
+
 class TransformerBlockOfOneLine(TransformerBlockWithout):
     """Nothing goes around any of its parts, which may be meant."""
 
@@ -68,8 +72,10 @@ class EncoderLayer(nn.Module):
 
 
 def test_a_residual_that_is_lost_around_attention():
-    report = multihead.check(TransformerBlockWithout)
-    assert report.cause == "residual_lost" and "`attn`" in report.findings[0].sentence
+    for kind in (TransformerBlockWithout, DiTBlock):
+        report = multihead.check(kind)
+        assert report.cause == "residual_lost", str(report)
+        assert "`attn`" in report.findings[0].sentence
     for kind in (TransformerBlock, TransformerBlockOfOneLine, EncoderLayer):
         report = multihead.check(kind)
         assert report.judgement == "right_if", str(report)

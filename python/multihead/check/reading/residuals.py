@@ -18,7 +18,7 @@ from ..subject.documented import docstrings
 from . import again
 
 # Of others nobody knows that they have one.
-_BLOCK = re.compile(r"(?:transformer|encoder|decoder)\w*(?:layer|block)|^block$", re.I)
+_BLOCK = re.compile(r"(?:transformer|encoder|decoder)\w*(?:layer|block)|block$", re.I)
 _NEXT_TO_NOTHING = 1e-100  # a run draws matrices that are all 0 anew
 _ATTENDS = re.compile(r"attn|attention|mha\b|multi_?head", re.I)
 
