@@ -35,19 +35,14 @@ _OF_CONTEXTS = re.compile("cross|context|memory|enc\\w*.?dec", re.I)
 class Kind:
     """What an argument is given. word: what the code compares it with; shape: of numbers,
     by the letters of its axes; fill: zeros or ones. said: the sequence itself, or whole
-    lengths, in words. Nothing of these is None."""
+    lengths, in words. Nothing of all that is None."""
 
     word: str | None = None
     shape: str | None = None
     fill: float = 0.0
     dtype: torch.dtype | None = None  # that of the sequence
+    counts: bool = False  # the number of each position, as of times
     said: str = ""
-
-    @property
-    def counts(self) -> bool:
-        """Whether it is the number of each position, as of times."""
-        is_number = self.dtype is None and not self.fill
-        return is_number and self.shape in ("B L", "B S")
 
     @property
     def is_choice(self) -> bool:
@@ -85,7 +80,7 @@ WHOLE = Kind(said="the whole length of each item")
 
 def words_of(subject: Subject, call: Call, name: str) -> list[Kind]:
     """Words that the code compares an argument with; first such as need what it takes
-    beside, as "cross" a context."""
+    beside, as "cross" a context, and training at last."""
     own = re.escape(name)
     found = re.findall(rf"\b{own}\s*==\s*[\"']([\w-]+)[\"']", subject.source)
     for listed in re.findall(rf"\b{own}\s+in\s+[(\[{{]([^)\]}}]*)", subject.source):
@@ -93,7 +88,8 @@ def words_of(subject: Subject, call: Call, name: str) -> list[Kind]:
     needed = [OF_WINDOWS] if is_sliding(subject.source) else []
     needed += [_OF_CONTEXTS] if call.takes("context") or call.takes("key") else []
     first = [w for w in found if any(kind.search(w) for kind in needed)]
-    return [Kind(word) for word in dict.fromkeys([*first, *found])]
+    ordered = sorted([*first, *found], key=lambda word: "train" in word.lower())
+    return [Kind(word) for word in dict.fromkeys(ordered)]
 
 
 def kinds_for(name: str, sizes: dict[str, int]) -> Iterator[Kind]:
@@ -103,6 +99,8 @@ def kinds_for(name: str, sizes: dict[str, int]) -> Iterator[Kind]:
         yield from (Kind(fill=1, shape=shape) for shape in ("B L", "L S", "B L S"))
     if said & _LENGTHS:
         yield WHOLE
+    if said & _TIMES:
+        yield from (Kind(shape=shape, counts=True) for shape in ("B L", "B S"))
     first = _OF_PAIRS if said & _PAIRS else _OF_ITEMS if said & _TIMES else ()
     shapes = dict.fromkeys([*first, *_SEQUENCES, *_OF_PAIRS, *_OF_ITEMS, *_LEARNED])
     tried = set()

@@ -171,7 +171,8 @@ class _Found:
                 yield from ({name: word} for word in own[name])
                 yield {name: SAME}
                 if kind.shape is not None:
-                    yield {name: replace(kind, fill=1 - kind.fill)}
+                    plain = (replace(kind, fill=f, counts=False) for f in (0.0, 1.0))
+                    yield from ({name: other} for other in plain if other != kind)
             return
         for name in names:
             for kind in kinds_for(name, sizes):
