@@ -299,6 +299,43 @@ def test_a_projection_whose_result_nothing_keeps():
     assert "self.drop(self.proj(y))" in str(report)
 
 
+class ThrowsAwayItsNorm(Heads):
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.ff = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        out = self.merged(F.scaled_dot_product_attention(*self.heads(x)))
+        self.norm1(x + out)
+        return self.norm2(x + self.ff(x))
+
+
+class CubesOfTokens(Heads):
+    """Keys and values of a cube of tokens at half of its resolution; not scaled by the
+    width of a head."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.sr = nn.Conv3d(dim, dim, 2, stride=2)
+
+    def forward(self, x):
+        side = round(x.shape[1] ** (1 / 3))
+        y = self.sr(x.mT.unflatten(2, (side, side, side))).flatten(2).mT
+        q, k, v = self.heads(x, y)
+        scores = q @ k.mT / self.num_heads**0.5
+        return self.merged(scores.softmax(-1) @ v)
+
+
+def test_a_norm_whose_result_nothing_keeps():
+    assert multihead.check(ThrowsAwayItsNorm).cause == "output_thrown_away"
+
+
+def test_cubes_have_more_keys_than_one():
+    report = multihead.check(CubesOfTokens)
+    assert report.judgement == "wrong", str(report)
+
+
 # ---- Graphs --------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from .made_up import MASKS, NONE, SAME, Kind, kinds_for, sizes_of, words_of
 
 # Roles of which everything is known, whatever the call.
 _KNOWN = {*TENSORS, "num_heads", "scale", "padding", "lengths", "is_causal", "dropout"}
-_MOST = 6  # arguments that are not known
+_MOST = 8  # arguments that are not known
 _CALLS = 400
 _LOOKS = 6  # in vain
 
@@ -39,7 +39,7 @@ def probed(
     """With what lets it run in the place of each argument that is not known; a mask
     stays one, where the rest is found beside it."""
     sequence = call.parameter("query") or call.parameter("x")
-    known = _KNOWN - ({"key", "value"} if call.style == "x" else set())
+    known = _KNOWN - ({"key", "value"} if call.style != "qkv" else set())
     required = [p.name for p in call.parameters if p.default is p.empty]
     unknown = [
         n

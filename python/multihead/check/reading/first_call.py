@@ -452,7 +452,7 @@ class FirstCall:
         elif _OF_SQUARES.search(self.subject.source):
             found.append(cases.as_image(sizes, "square"))
         if _OF_CUBES.search(self.subject.source):
-            found.append(replace(exact, queries=27, keys=27))
+            found.append(replace(exact, queries=64, keys=64))
         if _CUT_BY_HEADS.search(self.subject.source):
             heads = 2 * sizes.heads
             found.append(replace(exact, queries=heads, keys=heads))

@@ -19,6 +19,7 @@ _OUTPUT = re.compile(
     r"(^|[._])(c_?)?(proj|projection|unify_?heads?|combine(_heads)?|concat|merge(_heads)?)"
     r"(\d|[._]|$)"
 )
+_NORM = re.compile(r"norm|(?:^|_)ln(?:_?\d)?$")
 _OF_TABLES = re.compile(r"emb|(^|\.)(tok|token|tokens|wte|wpe|pos|lookup)\.")
 _NAMED = r"(^|[._])(w_?|to_?|fc_?|lin(ear)?_?)?({0}|{1}s?)(_?(proj|lin|linear|net|layer))?s?([._]|$)"
 _OF = {
@@ -107,13 +108,14 @@ def thrown_away(source: str) -> Finding | None:
 
 
 def layer_thrown_away(entry: str, source: str, module: object) -> Finding | None:
-    """The same of a projection of the module that nothing else calls:
+    """The same of a projection of the module, or of a norm, that nothing else calls:
     `self.dropout(self.proj(y))` as a statement. Other methods may note what they get.
     entry: the text of what is called, in `source`."""
     for call in _alone(entry):
         names = list(_layers(call))
         are_layers = all(isinstance(getattr(module, n, None), nn.Module) for n in names)
-        idle = [n for n in names if _OUTPUT.search(n) and source.count(f".{n}(") == 1]
+        ends = [n for n in names if _OUTPUT.search(n) or _NORM.search(n)]
+        idle = [n for n in ends if source.count(f".{n}(") == 1]
         if are_layers and idle:
             said = LAYER_THROWN_AWAY.sentence.format(ast.unparse(call))
             return replace(LAYER_THROWN_AWAY, sentence=said)
