@@ -258,7 +258,7 @@ _OF_POSITIONS = ("rotation", "positions", "position_ids")
 
 def with_positions(subject: Subject, call: Call) -> Iterator[Form]:
     """With positions, or what turns by them, that may be left out as it says, and must
-    not: freqs=None."""
+    not."""
     names = [
         p.name
         for p in call.parameters

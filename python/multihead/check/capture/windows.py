@@ -24,8 +24,7 @@ def size(runner: "Runner", target: object, frames: Frames, case: Case) -> int | 
     built, own = runner.construction, getattr(target, "__dict__", {})
     if runner.call.takes("sliding_window"):
         return case.sizes.sliding_window
-    asked = [*runner.call.parameters, *(built.parameters if built else ())]
-    if sliding.is_by_choice(asked, runner.subject.source):
+    if sliding.is_by_choice(runner.call.parameters, runner.subject.source):
         return None
     in_blocks = getattr(runner.subject.how, "cuts_blocks", False)
     if built is not None and built.takes("sliding_window") and not in_blocks:

@@ -54,7 +54,7 @@ def of_documented(call: "Call", subject: Subject) -> None:
 
 
 def _makes_queries(name: str, subject: Subject) -> bool:
-    """Whether its text makes queries of it, or hands it on as such: queries=norm(y)."""
+    """Whether its text makes queries of it, or hands it on as such."""
     made = rf"\b(?:q|query|queries)\w*\s*=[^\n;=]*\b{re.escape(name)}\b"
     text = subject.source + source_of(inspect.unwrap(subject.entry))
     return re.search(made, text, re.I) is not None

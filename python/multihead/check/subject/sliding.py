@@ -30,7 +30,9 @@ _OF_SEQUENCES = re.compile(
 
 
 # Of streams: how many frames ahead each sees.
-_AHEAD = re.compile(r"(?<!look)(?<!look[-_ ])\bahead\b|right_context", re.I)
+_AHEAD = re.compile(
+    r"\b(?:frame|token|step|key|position)s? ahead\b|right_context", re.I
+)
 
 
 def is_sliding(text: str) -> bool:
@@ -43,8 +45,7 @@ OF_WINDOWS = re.compile("local|slid|window|band", re.I)  # in words for a kind
 
 
 def is_by_choice(parameters: Iterable[inspect.Parameter], text: str) -> bool:
-    """Whether it has such windows if a word asks for them that is not its default, as
-    pattern="global"."""
+    """Whether it has such windows if a word asks for them that is not its default."""
     for name, default in ((p.name, p.default) for p in parameters):
         words_of = re.findall(rf"\b{re.escape(name)}\s*==\s*[\"']([\w-]+)[\"']", text)
         asks = any(map(OF_WINDOWS.search, words_of))
