@@ -119,7 +119,7 @@ def of_verdict(reading: Reading) -> list[Finding]:
 
 
 # What is so in one of the ways that code has, and need not be in the others.
-_OF_CHOICES = re.compile(r"window|causal|context_unread|input_|positions_apart")
+_OF_CHOICES = re.compile(r"window|causal|context_unread|positions_apart")
 
 
 def _of_a_choice(reading: Reading) -> dict[str, str]:

@@ -29,6 +29,7 @@ _OF_SEQUENCES = re.compile(
 )
 
 
+_SAYS_SLIDING = re.compile(r"sliding|local|windowed", re.I)
 # Of streams: how many frames ahead each sees.
 _AHEAD = re.compile(
     r"\b(?:frame|token|step|key|position)s? ahead\b|right_context", re.I
@@ -98,9 +99,7 @@ def _is_size(parameter: inspect.Parameter, text: str) -> bool:
     kept += filter(is_size, re.findall(r"\bself\.(\w+)", text))
     size = rf"(?:\w+\.)?(?:{'|'.join(map(re.escape, {name, *kept}))})\b"
     used = rf"[<>]=?\s*\(?-?\s*{size}|{size}\s*[<>]|[-+]\s*{size}|=\s*\(?-\s*\(?{size}"
-    if re.search(
-        r"sliding|local|windowed", text, re.I
-    ):  # and does not look ahead by it
+    if _SAYS_SLIDING.search(text):  # a triangle may also look ahead by it
         used += rf"|\btri[lu]\([^()\n]*{size}"
     if "window" in name.lower():
         used += rf"|(?<!def )(?<!torch\.)(?<!F\.)\b\w+\([^()\n]*,\s*{re.escape(name)}\b"
