@@ -253,7 +253,7 @@ def with_one_query(
         yield form
 
 
-_OF_POSITIONS = ("rotation", "positions", "position_ids")
+OF_POSITIONS = ("rotation", "positions", "position_ids")
 
 
 def with_positions(subject: Subject, call: Call) -> Iterator[Form]:
@@ -262,7 +262,7 @@ def with_positions(subject: Subject, call: Call) -> Iterator[Form]:
     names = [
         p.name
         for p in call.parameters
-        if p.default is None and role_of_name(p.name) in _OF_POSITIONS
+        if p.default is None and role_of_name(p.name) in OF_POSITIONS
     ]
     if not names:
         return

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..subject.signature import Call
 from ..subject.sliding import OF_WINDOWS, is_sliding
 from ..subject.target import Subject
+from ..subject.texts import compared_with
 from ..subject.words import words
 from .asked import size_of
 
@@ -81,8 +82,7 @@ WHOLE = Kind(said="the whole length of each item")
 def words_of(subject: Subject, call: Call, name: str) -> list[Kind]:
     """Words that the code compares an argument with; first such as need what it takes
     beside, as "cross" a context, and training at last."""
-    own = re.escape(name)
-    found = re.findall(rf"\b{own}\s*==\s*[\"']([\w-]+)[\"']", subject.source)
+    own, found = re.escape(name), compared_with(name, subject.source)
     for listed in re.findall(rf"\b{own}\s+in\s+[(\[{{]([^)\]}}]*)", subject.source):
         found += re.findall(r"[\"']([\w-]+)[\"']", listed)
     needed = [OF_WINDOWS] if is_sliding(subject.source) else []

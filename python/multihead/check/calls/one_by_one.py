@@ -14,10 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import cases
-from .forms import Form, called, formed
+from .forms import OF_POSITIONS, Form, called, formed
 
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-_OF_POSITIONS = ("rotation", "position_ids", "positions")
 _OF_MASKS = ("mask", "padding", "context_mask", "lengths")
 
 
@@ -27,7 +26,7 @@ def one_by_one(subject: Subject, call: Call) -> Iterator[Form]:
     sequence, position = call.parameter("x"), call.parameter("zero")
     if sequence is None or position is None or call.style != "x":
         return
-    tables = [n for n, role in call.roles.items() if role in _OF_POSITIONS]
+    tables = [n for n, role in call.roles.items() if role in OF_POSITIONS]
     optional = {p.name for p in call.parameters if p.default is not p.empty}
     # No query sees a later key anyway.
     left_out = {

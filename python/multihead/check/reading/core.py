@@ -365,12 +365,13 @@ def _explained(
     if way.spent_on_heads >= _MOST_EFFORT:
         effort = LITTLE_EFFORT
     call, stated = way.call, reading.meaning.stated
-    seen = [observation.observe_core(run, one, call, stated) for run, one in found]
-    if heads := _heads_to_be(reading, found):
-        seen = [
-            observation.observe_unsplit(run, one, count, call, stated)
-            for (run, one), count in zip(found, heads)
-        ]
+    heads = _heads_to_be(reading, found) or [0] * len(found)
+    seen = [
+        observation.observe_unsplit(run, one, count, call, stated)
+        if count
+        else observation.observe_core(run, one, call, stated)
+        for (run, one), count in zip(found, heads)
+    ]
     is_before = _stand_before(found)
     for one, (run, its_core) in zip(seen, found):
         _show_slots(one, run, _slots(run, its_core), shown, is_before)

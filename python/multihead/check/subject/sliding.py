@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from .roles import normal
+from .texts import compared_with
 from .words import words
 
 _EMPTY = inspect.Parameter.empty
@@ -48,8 +49,7 @@ OF_WINDOWS = re.compile("local|slid|window|band", re.I)  # in words for a kind
 def is_by_choice(parameters: Iterable[inspect.Parameter], text: str) -> bool:
     """Whether it has such windows if a word asks for them that is not its default."""
     for name, default in ((p.name, p.default) for p in parameters):
-        words_of = re.findall(rf"\b{re.escape(name)}\s*==\s*[\"']([\w-]+)[\"']", text)
-        asks = any(map(OF_WINDOWS.search, words_of))
+        asks = any(map(OF_WINDOWS.search, compared_with(name, text)))
         if asks and isinstance(default, str) and not OF_WINDOWS.search(default):
             return True
     return False

@@ -2,6 +2,7 @@
 """The text of code, kept: to find that of a class, Python parses the whole file."""
 
 import inspect
+import re
 import weakref
 from typing import Any
 
@@ -31,3 +32,8 @@ def source_of(code: object) -> str:
         return text_of(code)
     except (OSError, TypeError):
         return ""
+
+
+def compared_with(name: str, text: str) -> list[str]:
+    """The words that a text compares an argument with, `mode == "causal"`."""
+    return re.findall(rf"\b{re.escape(name)}\s*==\s*[\"']([\w-]+)[\"']", text)
